@@ -19,6 +19,7 @@ from benchbox.analysis.inference import (
     holm,
     launches_to_settle,
 )
+from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import MISSING, matrix_text
 from benchbox.registry.metrics import metric_by_name
 
@@ -334,6 +335,15 @@ def steps_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str 
         if None not in sides and sides[0] != sides[1]:
             return f"{sides[0]} {name} against {sides[1]}"
     return None
+
+
+def memory_limit_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """Return how the memory limits of two runs differ, by their `measure`: the largest and the fastest batch depend on them."""
+    limits = [measure.get("memory_limit") for measure in (ours, theirs)]
+    if limits[0] == limits[1]:
+        return None
+    texts = ["no memory_limit" if limit is None else f"memory_limit {quantity(limit, 'bytes')}" for limit in limits]
+    return " against ".join(texts)
 
 
 @cache

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
+from benchbox.analysis.best_batches import repeats
+from benchbox.analysis.certificates import Certificate, certificates
+from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.regression import has_noise, judge_regression
-from benchbox.analysis.summary import MISSING, CellSummary, label, varying_fields
+from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
+from benchbox.analysis.summary import MISSING, CellSummary, label, spread_of, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
+from benchbox.spec.cell import Cell
+from benchbox.spec.threshold import FASTEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from benchbox.analysis.regression import BaselineLookup, Verdict
+    from benchbox.analysis.regression import BaselineLookup, RegressionJudgement, Verdict
+    from benchbox.store.baseline import Baseline
     from benchbox.store.run import Run
 
+    _Judge = Callable[[CellSummary, Metric, float], RegressionJudgement]
 
+LARGEST_BATCH = "largest batch"  # what a row on a walk is about, in place of a metric
 GateVerdict = Literal["ok", "inconclusive", "missing", "breach", "warning", "accepted"]
 EXCUSED = ("warning", "accepted")  # verdicts on breaches that fail nothing
 
@@ -26,7 +36,7 @@ EXCUSED = ("warning", "accepted")  # verdicts on breaches that fail nothing
 class GateRow:
     """One demand on one cell. `note` says what to do where the verdict alone does not."""
 
-    cell_id: str | None  # None: the demand selects no cell
+    cell_id: str | None  # None: the row is about no single cell
     cell: str  # its label
     metric: str
     expected: str
@@ -56,24 +66,36 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
     """Return a row for the state of every cell, then rows for every threshold of the run in its order.
 
     Numbers are read from launches that ended ok. The state rows cannot be switched off: a cell that failed, or of which
-    launches are missing, is a breach whether or not a threshold asks for `status`.
+    launches are missing, is a breach whether or not a threshold asks for `status`. So is, beside a baseline, a walk whose
+    largest batch has become smaller, and a cell that is skipped now.
     """
     fields = varying_fields(summary.cell for summary in summaries)
-    fitted = lookup.baseline.cells if lookup.baseline else {}
-    # A batch that does not fit ends its walk: the batches below it are judged, unless it did fit in the baseline.
-    summaries = [summary for summary in summaries if not summary.beyond_memory or summary.cell_id in fitted]
+    results, baseline = certificates(run, summaries), lookup.baseline
+    # A batch that does not fit ends its walk: the batches below it are judged.
+    summaries = [summary for summary in summaries if not summary.beyond_memory]
     rows = [_state_row(summary, fields) for summary in summaries]
-    selections = [(threshold, _select(threshold, summaries)) for threshold in run.thresholds]
+    walks: Mapping[str, Mapping[int, str]] = {}
+    if baseline is not None and (run.walks or baseline.cells.keys() - run.cells.keys()):
+        walks = baseline_walks(baseline)
+        rows += _largest_batch_rows(run, results, fields, baseline, walks)
+        rows += _absent_rows(run, baseline, walks)
+    selections = [(threshold, _select(threshold, summaries, results)) for threshold in run.thresholds]
     demands = sum(
         len(selected)
         for threshold, selected in selections
         if "max_regression" in threshold and has_noise(metric_by_name(threshold["metric"]))
     )
+    judge = partial(judge_regression, lookup=lookup, demands=max(1, demands))
+    judge_fastest = partial(judge_fastest_batch, lookup=lookup, demands=max(1, demands), walks=walks, measure=run.measure)
     today = datetime.now(UTC).date().isoformat()
     for index, (threshold, selected) in enumerate(selections):
         demanded = [] if selected else [_unmatched_row(run, threshold)]
-        for summary in selected:
-            demanded += (_excused(row, threshold, today) for row in _demand_rows(threshold, summary, fields, lookup, demands))
+        for subject in selected:
+            if isinstance(subject, Certificate):
+                added = _fastest_batch_rows(threshold, subject, fields, judge_fastest)
+            else:
+                added = _demand_rows(threshold, subject, fields, judge)
+            demanded += (_excused(row, threshold, today) for row in added)
         rows += (replace(row, threshold=index) for row in demanded)
     # A threshold that repeats the demand of a state row adds nothing.
     return list(dict.fromkeys(rows))
@@ -91,9 +113,19 @@ def _excused(row: GateRow, threshold: Mapping[str, Any], today: str) -> GateRow:
     return replace(row, verdict="warning") if threshold.get("severity") == "warning" else row
 
 
-def _select(threshold: Mapping[str, Any], summaries: Sequence[CellSummary]) -> list[CellSummary]:
-    where = threshold.get("where") or {}
-    return [summary for summary in summaries if all(summary.cell.get(key) == value for key, value in where.items())]
+def _select(
+    threshold: Mapping[str, Any], summaries: Sequence[CellSummary], results: Sequence[Certificate]
+) -> Sequence[CellSummary | Certificate]:
+    """Return the cells that a threshold selects, or of `batch: fastest` the walks."""
+    where = dict(threshold.get("where") or {})
+    if where.get("batch") != FASTEST:
+        return [summary for summary in summaries if _has_values(summary.cell, where)]
+    del where["batch"]
+    return [result for result in results if _has_values(result.batches[0].cell, where)]
+
+
+def _has_values(cell: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    return all(cell.get(key) == value for key, value in where.items())
 
 
 def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
@@ -112,10 +144,84 @@ def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
     return _row(summary, fields, "status", "ok", actual, verdict, note)
 
 
+def _largest_batch_rows(
+    run: Run,
+    results: Sequence[Certificate],
+    fields: Sequence[str],
+    baseline: Baseline,
+    walks: Mapping[str, Mapping[int, str]],
+) -> Iterator[GateRow]:
+    """Yield a row for every walk that the baseline has too: its largest batch must not be smaller."""
+    limits = memory_limit_difference(run.measure, baseline.measure)
+    for walk, result in zip(run.walks, results, strict=True):
+        subject = result.largest or result.batches[0]
+        if not (batches := walks.get(resolved_point(subject.cell))):
+            continue
+        largest, at_most = max(batches), walk["at_most"]
+        expected = f">= {largest} (baseline)"
+        if at_most is not None and at_most < largest:
+            largest, expected = at_most, f">= {at_most} (at_most; baseline {largest})"
+        actual = "none" if result.largest is None else str(subject.cell["batch"])
+        verdict: GateVerdict = "ok" if result.largest is not None and subject.cell["batch"] >= largest else "breach"
+        note = result.reason if verdict == "breach" else None
+        if result.outcome == "unfinished":
+            actual, verdict, note = f"{actual} so far", "missing", result.reason
+        elif limits is not None:
+            verdict, note = "warning", f"not compared: {limits} of the baseline; promote a run of today's limit"
+        others = [field for field in fields if field != "batch"]
+        yield _row(subject, others, LARGEST_BATCH, expected, actual, verdict, note)
+
+
+def _absent_rows(run: Run, baseline: Baseline, walks: Mapping[str, Mapping[int, str]]) -> Iterator[GateRow]:
+    """Yield a row for everything that is skipped and was measured in the baseline, and one for all that left the matrix.
+
+    Other batches of a walk that is planned are not absent: a walk need not try the same ones again.
+    """
+    planned = {resolved_point(run.cells[walk["cells"][0]]) for walk in run.walks}
+    remaining = [batches for point, batches in walks.items() if point not in planned]
+    absent = {cell_id for batches in remaining for cell_id in batches.values()} - run.cells.keys()
+    is_searched = isinstance((run.matrix.get("axes") or {}).get("batch"), dict)
+    for entry in run.skipped:
+        cell = entry["cell"]
+        cell_id = Cell.from_dict(dict(cell)).cell_id
+        measured = absent & ({*walks.get(resolved_point(cell), {}).values()} if is_searched else {cell_id})
+        if not measured:
+            continue
+        absent -= measured
+        fields = [field for field in varying_fields([*run.cells.values(), cell]) if not (is_searched and field == "batch")]
+        yield GateRow(
+            cell_id=cell_id,
+            cell=label(cell, fields),
+            metric="status",
+            expected="ok (baseline)",
+            actual="skipped",
+            verdict="breach",
+            note=f"it was measured in the baseline, and is skipped now: {entry['reason']}",
+        )
+    if absent:
+        cells = [entry["cell"] for cell_id, entry in baseline.cells.items() if cell_id in absent]
+        example = label(cells[0], varying_fields([*run.cells.values(), *cells]))
+        yield GateRow(
+            cell_id=None,
+            cell=f"{len(cells)} cell{'s' if len(cells) > 1 else ''} of the baseline",
+            metric="status",
+            expected="in the matrix",
+            actual="not in the matrix",
+            verdict="warning",
+            note=f"nothing is compared with what the matrix has no more, such as {example}: promote a new baseline",
+        )
+
+
 def _unmatched_row(run: Run, threshold: Mapping[str, Any]) -> GateRow:
     where = threshold.get("where") or {}
-    skipped = [entry for entry in run.skipped if all(entry["cell"].get(k) == v for k, v in where.items())]
-    note = f"every cell it selects was skipped: {skipped[0]['reason']}" if skipped else "no cell of the matrix has these values"
+    is_fastest = where.get("batch") == FASTEST
+    values = {key: value for key, value in where.items() if not (is_fastest and key == "batch")}
+    skipped = [entry for entry in run.skipped if _has_values(entry["cell"], values)]
+    note = "no cell of the matrix has these values"
+    if is_fastest and not run.walks:
+        note = f"batch: {FASTEST} selects walks, and this run has none"
+    elif skipped:
+        note = f"every cell it selects was skipped: {skipped[0]['reason']}"
     return GateRow(
         cell_id=None,
         cell=label(where, where) if where else "every cell",
@@ -127,9 +233,19 @@ def _unmatched_row(run: Run, threshold: Mapping[str, Any]) -> GateRow:
     )
 
 
-def _demand_rows(
-    threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], lookup: BaselineLookup, demands: int
+def _fastest_batch_rows(
+    threshold: Mapping[str, Any], result: Certificate, fields: Sequence[str], judge: _Judge
 ) -> Iterator[GateRow]:
+    metric = metric_by_name(threshold["metric"])
+    if result.fastest is None or result.outcome not in ("complete", "capped"):
+        yield _row(result.batches[0], fields, metric.name, "a walk that has ended", result.outcome, "missing", result.reason)
+        return
+    fastest = repeats(result.fastest)
+    spread = spread_of(metric, fastest.by_launch(metric).values())
+    yield from _demand_rows(threshold, replace(fastest, values={**fastest.values, metric.name: spread}), fields, judge)
+
+
+def _demand_rows(threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], judge: _Judge) -> Iterator[GateRow]:
     metric = metric_by_name(threshold["metric"])
     if not metric.is_number:
         expected = str(threshold.get("expect"))
@@ -152,7 +268,7 @@ def _demand_rows(
         text = f"within {allowed * 100:g}% of the baseline"
         yield _row(summary, fields, metric.name, text, "no value", "missing", _why_no_value(summary))
         return
-    judged = judge_regression(summary, metric, allowed, lookup, demands=max(1, demands))
+    judged = judge(summary, metric, allowed)
     yield _row(summary, fields, metric.name, judged.expected, judged.actual, judged.verdict, judged.note)
 
 
@@ -181,7 +297,7 @@ def _row(
     name: str,
     expected: str,
     actual: str,
-    verdict: Verdict,
+    verdict: GateVerdict,
     note: str | None = None,
 ) -> GateRow:
     return GateRow(

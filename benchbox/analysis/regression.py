@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
+from benchbox.analysis.baseline_walks import fastest_batch, resolved_point
+from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.inference import ALPHA, can_settle, estimate_effect, launches_to_settle
 from benchbox.analysis.noise import noise_floor
 from benchbox.analysis.quantities import quantity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from benchbox.analysis.inference import Effect
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.metrics import Metric
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
     from benchbox.store.noise import Noise
 
 Verdict = Literal["ok", "inconclusive", "missing", "breach"]
+
+_NOT_IN_BASELINE = "the baseline does not have it: promote a run of today's matrix"
+_NO_LAUNCHES = "the baseline has no values of launches, as older ones: promote a run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,15 @@ def has_noise(metric: Metric) -> bool:
     return metric.is_number and metric.direction != "none" and not is_worst_or_exact
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """A metric of a cell in the run or in the baseline: its value, and its launches as far as they are judged."""
+
+    value: float
+    by_launch: Mapping[int, float]
+    batch: int | None = None  # of a walk of the baseline, where it is part of what is compared
+
+
 def judge_regression(
     summary: CellSummary, metric: Metric, allowed: float, lookup: BaselineLookup, *, demands: int
 ) -> RegressionJudgement:
@@ -60,63 +77,141 @@ def judge_regression(
     """
     spread = summary.values[metric.name]
     assert spread is not None
-    actual = quantity(spread.value, metric.unit, digits=4)
-    expected = f"within {allowed * 100:g}% of the baseline"
+    ours = _Side(value=spread.value, by_launch=summary.by_launch(metric))
     if lookup.baseline is None:
-        return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=lookup.remedy)
+        return _not_compared(ours, metric, allowed, lookup.remedy)
     base = lookup.baseline.value(summary.cell_id, metric.name)
     if base is None:
-        note = "the baseline does not have it: promote a run of today's matrix"
-        return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
-    expected, low, high = _allowed_range(metric, base, allowed)
-    ours, theirs = summary.by_launch(metric), lookup.baseline.by_launch(summary.cell_id, metric.name)
-    if not has_noise(metric) or min(spread.value, base) <= 0 or min([*ours.values(), *theirs.values()], default=0) <= 0:
-        return RegressionJudgement(expected=expected, actual=actual, verdict="ok" if low <= spread.value <= high else "breach")
-    if not theirs:
-        note = "the baseline has no values of launches, as older ones: promote a run again"
-        return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
+        return _not_compared(ours, metric, allowed, _NOT_IN_BASELINE)
+    theirs = _Side(value=base, by_launch=lookup.baseline.by_launch(summary.cell_id, metric.name))
+    if not theirs.by_launch and has_noise(metric):
+        return _not_compared(ours, metric, allowed, _NO_LAUNCHES)
+    return _judge(ours, theirs, metric, allowed, lookup, demands=demands)
+
+
+def judge_fastest_batch(
+    fastest: CellSummary,
+    metric: Metric,
+    allowed: float,
+    lookup: BaselineLookup,
+    *,
+    demands: int,
+    walks: Mapping[str, Mapping[int, str]],
+    measure: Mapping[str, Any],
+) -> RegressionJudgement:
+    """Judge the fastest batch of a walk against the fastest one of the baseline, as `judge_regression` judges a cell.
+
+    On both sides the launch that chose the batch is left out: it favours whatever chance made fast.
+
+    Args:
+        fastest: the batch by its `repeats`, in which the metric has a value.
+        walks: those of the baseline, as `baseline_walks` returns them.
+        measure: of the run, whose memory limit must be that of the baseline.
+    """
+    spread = fastest.values[metric.name]
+    assert spread is not None
+    ours = _Side(value=spread.value, by_launch=_without_first(fastest.by_launch(metric)))
+    if lookup.baseline is None:
+        return _not_compared(ours, metric, allowed, lookup.remedy)
+    if difference := memory_limit_difference(measure, lookup.baseline.measure):
+        return _not_compared(ours, metric, allowed, f"{difference} of the baseline: promote a run of today's limit")
+    batches = walks.get(resolved_point(fastest.cell))
+    if not batches:
+        return _not_compared(ours, metric, allowed, _NOT_IN_BASELINE)
+    batch = fastest_batch(lookup.baseline, batches)
+    if batch is None:
+        return _not_compared(ours, metric, allowed, _NO_LAUNCHES)
+    values = lookup.baseline.by_launch(batches[batch], metric.name)
+    if not values:
+        return _not_compared(ours, metric, allowed, _NOT_IN_BASELINE)
+    judged = _without_first(values)
+    theirs = _Side(value=median((judged or values).values()), by_launch=judged, batch=batch)
+    return _judge(ours, theirs, metric, allowed, lookup, demands=demands, of_walk=True)
+
+
+def _without_first(launches: Mapping[int, float]) -> dict[int, float]:
+    return {number: value for number, value in launches.items() if number > 1}
+
+
+def _not_compared(ours: _Side, metric: Metric, allowed: float, note: str | None) -> RegressionJudgement:
+    actual = quantity(ours.value, metric.unit, digits=4)
+    expected = f"within {allowed * 100:g}% of the baseline"
+    return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
+
+
+def _judge(
+    ours: _Side,
+    theirs: _Side,
+    metric: Metric,
+    allowed: float,
+    lookup: BaselineLookup,
+    *,
+    demands: int,
+    of_walk: bool = False,
+) -> RegressionJudgement:
+    actual = quantity(ours.value, metric.unit, digits=4)
+    expected, low, high = _allowed_range(metric, theirs, allowed)
+    values = [ours.value, theirs.value, *ours.by_launch.values(), *theirs.by_launch.values()]
+    if not has_noise(metric) or min(values) <= 0:
+        verdict: Verdict = "ok" if low <= ours.value <= high else "breach"
+        return RegressionJudgement(expected=expected, actual=actual, verdict=verdict)
+    if not (ours.by_launch and theirs.by_launch):
+        reason = _too_few((len(ours.by_launch), len(theirs.by_launch)), demands, of_walk)
+        return RegressionJudgement(expected=expected, actual=actual, verdict="inconclusive", note=reason)
     worse, better = (ours, theirs) if metric.direction == "lower" else (theirs, ours)
-    effect = estimate_effect(worse, better, alpha=ALPHA / demands, same_run=False)
+    effect = estimate_effect(worse.by_launch, better.by_launch, alpha=ALPHA / demands, same_run=False)
     # Of throughput, a fall by a share is a rise of the time of a sample by more than that share.
     factor = 1 + allowed if metric.direction == "lower" else 1 / (1 - allowed) if allowed < 1 else math.inf
-    verdict, reason = _verdict(effect, factor, demands)
+    verdict, note = _verdict(effect, factor)
+    if effect.low is None:
+        note = _too_few((len(ours.by_launch), len(theirs.by_launch)), demands, of_walk)
     if verdict == "breach" and lookup.noise is not None:
         # The machine may have drifted since the baseline, which no test of their launches sees.
         floor = noise_floor(lookup.noise, min(effect.launches))
         if effect.ratio < 1 + floor:
-            verdict, reason = "inconclusive", f"the difference is within the noise floor of this machine, {floor:.1%}"
+            verdict, note = "inconclusive", f"the difference is within the noise floor of this machine, {floor:.1%}"
     actual = f"{actual} ({_describe(effect, metric)})"
-    return RegressionJudgement(expected=expected, actual=actual, verdict=verdict, note=reason)
+    return RegressionJudgement(expected=expected, actual=actual, verdict=verdict, note=note)
 
 
-def _allowed_range(metric: Metric, base: float, allowed: float) -> tuple[str, float, float]:
+def _allowed_range(metric: Metric, theirs: _Side, allowed: float) -> tuple[str, float, float]:
     """Return the demand as text, and the lowest and highest value it allows."""
 
     def number(value: float) -> str:
         return quantity(value, metric.unit, digits=4)
 
-    worse, better, infinity = base + allowed * abs(base), base - allowed * abs(base), float("inf")
+    base, infinity = theirs.value, float("inf")
+    worse, better = base + allowed * abs(base), base - allowed * abs(base)
     percent = f"{allowed * 100:g}%"
+    baseline = f"baseline {number(base)}" + (f" at batch {theirs.batch}" if theirs.batch is not None else "")
     if metric.direction == "lower":
-        return f"<= {number(worse)} (baseline {number(base)} + {percent})", -infinity, worse
+        return f"<= {number(worse)} ({baseline} + {percent})", -infinity, worse
     if metric.direction == "higher":
-        return f">= {number(better)} (baseline {number(base)} - {percent})", better, infinity
-    return f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {percent})", better, worse
+        return f">= {number(better)} ({baseline} - {percent})", better, infinity
+    return f"{number(better)} .. {number(worse)} ({baseline} +- {percent})", better, worse
 
 
-def _verdict(effect: Effect, factor: float, demands: int) -> tuple[Verdict, str | None]:
+def _verdict(effect: Effect, factor: float) -> tuple[Verdict, str | None]:
     """Return the verdict on an effect above 1 where the cell is worse, at most `factor`, and a note if it is inconclusive."""
     if effect.low is None or effect.high is None:
-        ours, theirs = effect.launches
-        needed = launches_to_settle(demands)
-        if can_settle(effect.launches, demands):
-            return "inconclusive", f"no number of launches settles {demands} demands: leave some out (`where`)"
-        return "inconclusive", f"{ours} and {theirs} launches cannot settle it: {needed} of the run and of the baseline can"
+        return "inconclusive", None
     if effect.low > 1 and effect.ratio > factor:
         return "breach", None
     if effect.high <= factor:
         return "ok", None
     return "inconclusive", "launches do not settle whether it is worse: a new run of more launches, or a quieter host, can"
+
+
+def _too_few(launches: tuple[int, int], demands: int, of_walk: bool) -> str:
+    """Return how many launches can settle a demand for which there is no interval."""
+    ours, theirs = launches
+    needed = launches_to_settle(demands)
+    if can_settle(launches, demands):
+        return f"no number of launches settles {demands} demands: leave some out (`where`)"
+    if of_walk:
+        judged = f"{ours} and {theirs} launches after the one that chose the batch"
+        return f"{judged} cannot settle it: {needed} can, `--launches {needed + 1}` of the run and of the baseline"
+    return f"{ours} and {theirs} launches cannot settle it: {needed} of the run and of the baseline can"
 
 
 def _describe(effect: Effect, metric: Metric) -> str:

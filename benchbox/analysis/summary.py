@@ -218,13 +218,13 @@ def _summary(cell_id: str, cell: CellDict, planned: int, launches: CellLaunches,
         planned=planned,
         records=tuple(launches.records),
         status=max((record["status"] for record in launches.records), key=STATUSES.index, default=MISSING),
-        values={metric.name: _spread(metric, launches.numbers(metric.name).values()) for metric in numbers},
+        values={metric.name: spread_of(metric, launches.numbers(metric.name).values()) for metric in numbers},
         launches=launches,
         beyond_memory=beyond_memory,
     )
 
 
-def _spread(metric: Metric, values: Collection[float]) -> Spread | None:
+def spread_of(metric: Metric, values: Collection[float]) -> Spread | None:
     """Return a numeric metric over launches, or None when it is unknown in all of them."""
     if not values:
         return None

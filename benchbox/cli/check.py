@@ -42,11 +42,12 @@ def check(
 ) -> None:
     """Check a run against the thresholds of its matrix: expected, found, verdict.
 
-    A cell that failed or has not run never passes, whatever the thresholds say. The verdict is `missing` when nothing is
-    breached but something cannot be judged, as on a machine without a baseline: exit code 4, as for a breach. It is
-    `inconclusive` when launches do not settle whether a metric is worse than the baseline's, or a difference is within the
-    noise floor of the machine (`benchbox noise`): exit code 0, and 5 with --strict. Breaches that a threshold accepts for a
-    while, or of severity `warning`, are printed and fail nothing.
+    A cell that failed or has not run never passes, whatever the thresholds say, nor does a walk whose largest batch is smaller
+    than in the baseline, or a cell of the baseline that is skipped now. The verdict is `missing` when nothing is breached but
+    something cannot be judged, as on a machine without a baseline: exit code 4, as for a breach. It is `inconclusive` when
+    launches do not settle whether a metric is worse than the baseline's, or a difference is within the noise floor of the
+    machine (`benchbox noise`): exit code 0, and 5 with --strict. Breaches that a threshold accepts for a while, or of severity
+    `warning`, are printed and fail nothing.
 
     Of JSON of pytest-benchmark, every ratio that a test recorded is checked against <machine>/perf.json: a breach is more than
     the spread of the baseline's runs explains. Without a baseline of this machine they are inconclusive.
@@ -76,7 +77,6 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
     from benchbox.analysis.baseline import find_baseline, slug
     from benchbox.analysis.gate import gate
     from benchbox.analysis.noise import describe_floor, noise_of_matrix
-    from benchbox.analysis.regression import BaselineLookup
     from benchbox.analysis.summary import summarize
     from benchbox.report.gate.view import GateView, threshold_lines
     from benchbox.spec.threshold_section import load_thresholds
@@ -89,10 +89,12 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
     records = [record for summary in summaries for record in summary.records]
     if thresholds is not None:
         run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds, run.cells.values())])
-    needed = any("max_regression" in threshold for threshold in run.thresholds)
-    lookup = find_baseline(run, records, baseline, machine_name) if needed else BaselineLookup(None, None)
+    lookup = find_baseline(run, records, baseline, machine_name)
+    is_relative = any("max_regression" in threshold for threshold in run.thresholds)
     noise, notes = None, []
-    if lookup.baseline is not None:
+    if run.walks and lookup.baseline is None and not is_relative:
+        notes = [f"largest batches are not compared: {lookup.remedy}"]
+    if is_relative and lookup.baseline is not None:
         machine = slug(str(lookup.baseline.environment.get("machine")))  # which the run has too, whatever its folder is called
         noise = noise_of_matrix(read_noise(machine), run.name)
         lookup = replace(lookup, noise=noise)

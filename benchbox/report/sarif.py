@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from benchbox import __version__
+from benchbox.analysis.gate import LARGEST_BATCH
 from benchbox.registry.metrics import metrics
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def sarif_log(rules: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]
 def metric_rules(names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a rule for each metric by name; a name that is none is that of a ratio of benchmarks."""
     formulas = {name: metric.formula for name, metric in metrics().items()}
+    formulas[LARGEST_BATCH] = "largest batch of a walk that fits in memory"
     ratio = "ratio of two measurements of a test in one process"
     return [
         {"id": name, "shortDescription": {"text": name}, "fullDescription": {"text": formulas.get(name, ratio)}}

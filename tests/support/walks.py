@@ -39,6 +39,8 @@ class Machine:
     search: BatchSearch = field(default_factory=lambda: BatchSearch(start=2))
     predicted: int | None = None
     fastest: int = 4  # the batch at which throughput is highest
+    slowdown: float = 1.0  # of every step
+    day: str = "2026-01-01"  # of all launches
     failures: dict[int, str] = field(default_factory=dict)  # status of launches at these batches
     launched: list[tuple[Cell, int]] = field(default_factory=list)
     only: Sequence[Cell] = ()  # first cells of the walks that commands select; all if empty
@@ -78,7 +80,8 @@ class Machine:
 
     def open(self, *, fresh: bool = False) -> WalkLaunches:
         """Return the walks as a command finds them."""
-        described = example_run(list(self.starts), measure=asdict(self.measure), matrix={"axes": {"backend": ["ddp"]}})
+        axes = {"backend": ["ddp"], "batch": {"search": "max", "start": self.search.start}}
+        described = example_run(list(self.starts), measure=asdict(self.measure), matrix={"axes": axes})
         earlier = self.store.run() if (self.folder / "run.json").is_file() else None
         selected = self.only or self.starts
         planned = plan_walks(described, self.starts, self.search, earlier, selected if fresh else ())
@@ -88,14 +91,14 @@ class Machine:
 
     def _record(self, cell: Cell, number: int) -> Any:
         status = self.failures.get(cell.batch, "ok" if cell.batch <= self.largest(cell) else "oom")
-        step_s = 0.1 * cell.batch * (1 + 0.1 * abs(cell.batch - self.fastest))
+        step_s = 0.1 * self.slowdown * cell.batch * (1 + 0.1 * abs(cell.batch - self.fastest))
         error = None if status == "ok" else OUT_OF_MEMORY | {"type": "OutOfMemoryError" if status == "oom" else "Error"}
         record = example_record(cell, number, status=status, error=error, **({"step_s": step_s} if status == "ok" else {}))
         environment = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256(cell.policy, ())}
         return record | {
             "environment": {**(record["environment"] or {}), **environment},
             "memory_limit_bytes": self.measure.memory_limit,
-            "started_at": f"2026-01-01T{len(self.launched) // 60:02}:{len(self.launched) % 60:02}:00+00:00",
+            "started_at": f"{self.day}T{len(self.launched) // 60:02}:{len(self.launched) % 60:02}:00+00:00",
         }
 
 

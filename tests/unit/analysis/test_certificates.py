@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from benchbox.analysis.baseline import make_baseline
 from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates, mean_probes
 from benchbox.analysis.gate import gate
@@ -127,17 +126,6 @@ def test_the_gate_breaches_where_nothing_fits(machine):
     run = machine.store.run()
     rows = gate(run, summarize(run, machine.store.records()), BaselineLookup(None, "no baseline"))
     assert {row.verdict for row in rows} == {"breach"}
-
-
-def test_the_gate_breaches_where_a_batch_of_the_baseline_does_not_fit_any_more(machine, tmp_path):
-    before = replace(machine, folder=tmp_path / "before", largest=lambda _: 7)
-    before.run()
-    baseline = make_baseline(before.store.run(), summarize(before.store.run(), before.store.records()), "machine")
-    machine.run()
-    run = machine.store.run()
-    rows = gate(run, summarize(run, machine.store.records()), BaselineLookup(baseline, None))
-    (breach,) = [row for row in rows if row.verdict == "breach"]
-    assert (breach.cell, breach.actual) == ("batch=7", "oom")
 
 
 def test_set_ups_are_compared_at_the_fastest_batch_of_each_and_the_batch_is_named(tmp_path):

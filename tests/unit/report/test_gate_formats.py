@@ -118,11 +118,11 @@ def test_rows_know_the_threshold_that_demands_them():
 
 
 def test_lines_are_those_of_the_matrix_unless_it_has_changed(tmp_path):
-    thresholds = [{"metric": "status"}, {"metric": "step_time_s"}]
+    thresholds = [{"metric": "status"}, {"metric": "global_samples_per_s"}]
     lines = threshold_lines(MATRIX, thresholds)
     text = MATRIX.read_text().splitlines()
     assert text[lines[0] - 1].strip() == "- {metric: status, expect: ok}"
-    assert text[lines[1] - 1].strip().startswith("- {metric: step_time_s")
+    assert text[lines[1] - 1].strip().startswith("- {metric: global_samples_per_s")
     assert text[lines[-1] - 1] == "axes:"
     assert threshold_lines(MATRIX, thresholds[::-1]) == {}
     assert threshold_lines(tmp_path / "absent.yaml", thresholds) == {}
