@@ -34,6 +34,8 @@ _NO_TRAFFIC = frozenset({
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "uniform_", "normal_", "_foreach_copy_", "_foreach_zero_"})
 # They read only some elements of their first argument, as many as they return.
 _SELECTING = frozenset({"embedding", "index", "index_select", "gather"})
+# They declare their gradients as written, and write them only to undo a loss scale.
+_FUSED_OPTIMIZERS = frozenset({"_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_"})
 _FACTORS = {"mm": (0, 1), "addmm": (1, 2), "_scaled_mm": (0, 1)}
 
 
@@ -123,6 +125,8 @@ def _traffic(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     if name in _NO_TRAFFIC or getattr(operation, "is_view", False):
         return 0, 0
     mutable = _mutable_arguments(operation)
+    if name in _FUSED_OPTIMIZERS and kwargs.get("grad_scale") is None:
+        mutable -= {1, "grads"}
     read = written = 0
     storages = set()
     for position, argument in [*enumerate(args), *kwargs.items()]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +120,26 @@ def test_bytes_of_an_operation_are_what_it_reads_and_writes() -> None:
             target.add_(x)  # reads both, writes the target
     counted = {phase: (sizes["read"], sizes["written"]) for phase, sizes in costs.bytes_by_phase().items()}
     assert counted == {"forward": (4100, 4096), "backward": (48, 32), "optimizer": (4096 + 8192, 8192)}
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_fused_adamw_moves_28_bytes_per_parameter_and_writes_gradients_only_to_undo_a_loss_scale(is_scaled: bool) -> None:
+    """It reads the parameter, its gradient and both moments, and writes all but the gradient: 7 x 4 bytes."""
+    parameters = [nn.Parameter(torch.ones(100, 10)), nn.Parameter(torch.ones(7))]
+    optimizer: Any = torch.optim.AdamW(parameters, fused=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # makes the moments
+    if is_scaled:
+        optimizer.grad_scale = torch.full((), 2.0)
+    costs = StepCosts(lambda: "optimizer", TowerTracker(nn.Linear(1, 1), {}))
+    with OperationDispatchMode(costs):
+        optimizer.step()
+    assert torch.equal(parameters[0].grad, torch.full((100, 10), 0.5 if is_scaled else 1.0))
+    counters = 2 * 4  # bytes of the numbers of steps: read and written to count on, and read for the bias correction
+    sizes = costs.bytes_by_phase()["optimizer"]
+    assert sizes["read"] == 4 * 4 * 1007 + 2 * counters + (4 if is_scaled else 0)  # the scale is read as well
+    assert sizes["written"] == (4 if is_scaled else 3) * 4 * 1007 + counters
 
 
 def test_a_compiled_pass_that_is_no_operation_is_counted_by_its_tensors() -> None:
