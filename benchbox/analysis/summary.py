@@ -27,7 +27,8 @@ _T = TypeVar("_T")
 
 MISSING = "missing"
 
-ONE_LAUNCH, HIGH_SPREAD, BUSY_HOST, RECOMPILED = "one launch", "high spread", "busy host", "recompiled"
+ONE_LAUNCH, HIGH_SPREAD, BUSY_HOST = "one launch", "high spread", "busy host"
+RECOMPILED, PARTLY_COMPILED = "recompiled", "partly compiled"
 # Beyond it, launches cannot show the differences that a comparison is about.
 MAX_SPREAD = 0.10
 
@@ -102,13 +103,14 @@ class CellSummary:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host, a recompilation."""
+        """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host, compilation."""
         step = self.values.get("step_time_s")
         marks = {
             ONE_LAUNCH: self.complete and len(self.ok) == 1,
             HIGH_SPREAD: step is not None and step.high - step.low > MAX_SPREAD * step.value,
             BUSY_HOST: bool(self.busy_reasons),
             RECOMPILED: any(compiled_in_measured_steps(record) for record in self.ok),
+            PARTLY_COMPILED: any(reached_recompile_limit(record) for record in self.ok),
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 
@@ -188,6 +190,12 @@ def compiled_in_measured_steps(record: LaunchRecord) -> bool:
     """Return whether a rank compiled something in a measured step."""
     compilation = record.get("compilation")
     return bool(compilation and any(rank["in_measured_steps"] for rank in compilation["per_rank"]))
+
+
+def reached_recompile_limit(record: LaunchRecord) -> bool:
+    """Return whether a rank ran code uncompiled because torch.compile had compiled too many variants of it."""
+    compilation = record.get("compilation")
+    return bool(compilation and any(rank.get("limits_reached") for rank in compilation["per_rank"]))
 
 
 def _beyond_memory(run: Run, launches: Mapping[str, CellLaunches]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Observation of torch.compile on this rank: graphs, graph breaks, recompilations, and the time that compilation takes."""
+"""Observation of torch.compile on this rank: graphs, graph breaks, recompilations, reached limits and compile time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from benchbox.measure.phases import ProgressTracker
     from benchbox.registry.contracts import CompileMode
-    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, Recompilation
+    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, LimitReached, Recompilation
 
 _MAX_ENTRIES = 10_000  # that torch keeps of its compilations; 64 by default
 _INSTALLED = ("site-packages", "dist-packages")
@@ -68,11 +68,12 @@ class CompilationWatch:
             return None
         from torch._dynamo import utils
 
-        graphs = utils.counters["stats"]["unique_graphs"]
+        graphs, entries = utils.counters["stats"]["unique_graphs"], utils.get_compilation_metrics()
         return {
             "graphs": graphs,
             "graph_breaks": _graph_breaks(utils.graph_break_reasons),
-            "recompilations": _recompilations(utils.get_compilation_metrics()),
+            "recompilations": _recompilations(entries),
+            "limits_reached": _limits_reached(entries),
             "time_s": self._time_s,
             "from_cache": sum(utils.counters[group][f"{name}_hit"] for group, name in _CACHES),
             "not_from_cache": sum(utils.counters[group][f"{name}_miss"] for group, name in _CACHES),
@@ -99,7 +100,7 @@ def _graph_breaks(reasons: list[Any]) -> list[GraphBreak]:
         frames = [frame for frame in reason.user_stack if "torch" not in Path(frame.filename).parts] or reason.user_stack
         frame = frames[-1] if frames else None
         where = f"{_short_path(frame.filename)}:{frame.lineno}" if frame else "unknown"
-        breaks[where, reason.reason.strip().partition("\n")[0]] += 1
+        breaks[where, _first_line(reason.reason)] += 1
     return [{"where": where, "reason": reason, "count": count} for (where, reason), count in breaks.items()]
 
 
@@ -107,12 +108,42 @@ def _recompilations(entries: list[Any]) -> list[Recompilation]:
     """Return the functions that were compiled again, with the guard that failed."""
     return [
         {
-            "function": f"{entry.co_name} ({_short_path(entry.co_filename)}:{entry.co_firstlineno})",
-            "reason": entry.recompile_reason.strip().partition("\n")[0],
+            "function": _function(entry),
+            "reason": _first_line(entry.recompile_reason),
         }
         for entry in entries
         if entry.recompile_reason and entry.co_filename  # backward graphs have no function of their own
     ]
+
+
+def _limits_reached(entries: list[Any]) -> list[LimitReached]:
+    """Return the functions of which torch compiles no further variants: what no compiled one fits runs uncompiled.
+
+    Torch refuses such a compilation before it notes the function. Earlier compilations of the same code, whose ids begin alike,
+    have noted it.
+    """
+    functions = {_code_id(entry): _function(entry) for entry in entries if entry.co_filename}
+    return [
+        {
+            "function": functions.get(_code_id(entry), "unknown"),
+            "reason": _first_line(entry.recompile_reason or entry.fail_reason),
+        }
+        for entry in entries
+        if not entry.co_filename and "recompile_limit" in (entry.fail_reason or "")  # or accumulated_recompile_limit
+    ]
+
+
+def _code_id(entry: Any) -> str:
+    """Return the part of a compilation's id that all compilations of one code object have in common: `0` of `0/8`."""
+    return str(entry.compile_id).rpartition("/")[0]
+
+
+def _function(entry: Any) -> str:
+    return f"{entry.co_name} ({_short_path(entry.co_filename)}:{entry.co_firstlineno})"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def _short_path(file: str) -> str:

@@ -175,6 +175,13 @@ class Recompilation(TypedDict):
     reason: str
 
 
+class LimitReached(TypedDict):
+    """A function of which torch.compile compiles no further variants, and the guard that asked for one more."""
+
+    function: str
+    reason: str
+
+
 class CompilationRecord(TypedDict):
     """Work of torch.compile on one rank until the end of the measured steps.
 
@@ -184,6 +191,7 @@ class CompilationRecord(TypedDict):
     graphs: int  # of forward passes, each with its backward
     graph_breaks: list[GraphBreak]
     recompilations: list[Recompilation]
+    limits_reached: NotRequired[list[LimitReached]]  # what none of their variants fits runs uncompiled
     time_s: float  # of all compilations
     from_cache: int  # graphs looked up and found
     not_from_cache: int  # graphs looked up and not found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from benchbox.analysis.answers import SETUP_FIELDS, answers
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.summary import BUSY_HOST, RECOMPILED, label
+from benchbox.analysis.summary import BUSY_HOST, PARTLY_COMPILED, RECOMPILED, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 Level = Literal["ok", "warning", "bad"]
 
 # Marks of the fastest set-up that neither an interval nor the number of launches shows.
-_DOUBTS = {BUSY_HOST: "It was measured on a busy host.", RECOMPILED: "It compiled in measured steps."}
+_DOUBTS = {
+    BUSY_HOST: "It was measured on a busy host.",
+    RECOMPILED: "It compiled in measured steps.",
+    PARTLY_COMPILED: "A part of it ran uncompiled.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

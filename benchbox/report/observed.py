@@ -122,7 +122,7 @@ def _attention(observed: ObservedRecord) -> str | None:
 
 
 def _compilation(record: LaunchRecord) -> list[str]:
-    """Return what was compiled on the rank that took longest, and then one line for each graph break and recompilation."""
+    """Return what was compiled on the rank that took longest, and a line for each graph break, recompilation and limit."""
     compilation = record.get("compilation")
     if not compilation:
         return []
@@ -134,6 +134,10 @@ def _compilation(record: LaunchRecord) -> list[str]:
         f"{longest['graphs']} graphs, {quantity(longest['time_s'], 's')}{cache}{late}",
         *(f"graph break at {entry['where']}: {entry['reason']} ({entry['count']})" for entry in longest["graph_breaks"]),
         *(f"{entry['function']} was compiled again: {entry['reason']}" for entry in longest["recompilations"]),
+        *(
+            f"limit reached: {entry['function']} runs uncompiled where no variant fits: {entry['reason']}"
+            for entry in longest.get("limits_reached", ())
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ from benchbox.analysis.summary import (
     MAX_SPREAD,
     MISSING,
     ONE_LAUNCH,
+    PARTLY_COMPILED,
     RECOMPILED,
     CellSummary,
     label,
@@ -135,6 +136,8 @@ _MARK_NOTES = {
     BUSY_HOST: f"{BUSY_HOST}: in a launch of the cell, {BUSY_FORMULA}.",
     RECOMPILED: f"{RECOMPILED}: torch.compile compiled something in a measured step, so that these steps are not those of "
     "training; more warm-up steps help, unless shapes change.",
+    PARTLY_COMPILED: f"{PARTLY_COMPILED}: torch.compile reached its limit of variants of a function, and further ones ran "
+    "uncompiled.",
 }
 
 

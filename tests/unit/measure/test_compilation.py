@@ -1,4 +1,4 @@
-"""The work of torch.compile is observed: graphs, where they break, why functions are compiled again, and when."""
+"""The work of torch.compile is observed: graphs, where they break, why functions are compiled again, when, and when no more."""
 
 from __future__ import annotations
 
@@ -87,6 +87,31 @@ def test_a_compilation_in_a_measured_step_is_counted_with_the_guard_that_failed(
     assert record["in_measured_steps"] == 1
     assert [entry["function"].partition(" ")[0] for entry in record["recompilations"]] == ["double", "double"]
     assert all("size" in entry["reason"] for entry in record["recompilations"])
+
+
+def test_a_function_that_reaches_the_limit_of_variants_is_recorded_with_its_place_and_the_last_guard(
+    watch: CompilationWatch,
+) -> None:
+    """Torch raises at the limit before it notes the function, and the code runs uncompiled without an error."""
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    other = torch.compile(lambda value: value + 1, backend="eager")
+    with watch, torch._dynamo.config.patch(recompile_limit=3):
+        for size in range(2, 5):
+            compiled(torch.ones(size))
+        other(torch.ones(2))
+        within = watch.record()
+        for size in range(5, 8):
+            assert compiled(torch.ones(size)).tolist() == [2.0] * size
+    record = watch.record()
+    assert within is not None
+    assert record is not None
+    assert within["limits_reached"] == []
+    assert record["graphs"] == within["graphs"] == 4
+    assert record["recompilations"] == within["recompilations"]
+    (entry,) = record["limits_reached"]
+    line = double.__code__.co_firstlineno
+    assert entry["function"] == f"double (tests/unit/measure/test_compilation.py:{line})"
+    assert "size mismatch at index 0. expected 4, actual 5" in entry["reason"]
 
 
 def test_a_compilation_that_nobody_asked_for_is_reported_and_not_recorded(states: list[str | None]) -> None:

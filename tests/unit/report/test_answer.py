@@ -51,6 +51,20 @@ def test_the_fastest_is_settled_when_launches_show_every_other_one_to_be_slower(
             "It was measured on a busy host.",
         ),
         ({"compilation": {"per_rank": [{"time_s": 2.0, "in_measured_steps": 1}]}}, "It compiled in measured steps."),
+        (
+            {
+                "compilation": {
+                    "per_rank": [
+                        {
+                            "time_s": 2.0,
+                            "in_measured_steps": 0,
+                            "limits_reached": [{"function": "forward", "reason": "a shape"}],
+                        }
+                    ]
+                }
+            },
+            "A part of it ran uncompiled.",
+        ),
     ],
 )
 def test_what_is_settled_by_launches_that_are_in_doubt_says_so(values, doubt):

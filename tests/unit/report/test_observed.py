@@ -108,16 +108,18 @@ def observations(**changes: Any) -> dict[str, list[str]]:
     return lines
 
 
-def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_and_recompilations() -> None:
+def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_recompilations_and_limits() -> None:
     rank = {"graphs": 1, "time_s": 2.0, "from_cache": 0, "not_from_cache": 0, "in_measured_steps": 0}
     rank |= {"graph_breaks": [], "recompilations": []}
     longest = rank | {"graphs": 3, "time_s": 20.0, "from_cache": 1, "not_from_cache": 3, "in_measured_steps": 2}
     longest["graph_breaks"] = [{"where": "policy.py:40", "reason": "a print", "count": 2}]
     longest["recompilations"] = [{"function": "forward", "reason": "another shape"}]
+    longest["limits_reached"] = [{"function": "forward", "reason": "a ninth shape"}]
     assert observations(compilation={"per_rank": [rank, longest]})["torch.compile"] == [
         "3 graphs, 20.0 s, 1 of 4 found in the cache, 2 compilations in measured steps",
         "graph break at policy.py:40: a print (2)",
         "forward was compiled again: another shape",
+        "limit reached: forward runs uncompiled where no variant fits: a ninth shape",
     ]
     assert observations(compilation={"per_rank": [rank]})["torch.compile"] == ["1 graphs, 2.00 s"]
 
