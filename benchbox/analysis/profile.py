@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
 from benchbox.analysis.roofline import Attainment, attainment
+from benchbox.analysis.summary import compiled_in_measured_steps, reached_recompile_limit
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
 from benchbox.store.host_state import merge_host_state
 from benchbox.store.peaks import MeasuredPeaks, group_name
+from benchbox.store.rank_profile import UNKNOWN_TOWER
 from benchbox.store.record import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from benchbox.registry.launch_record import HostState, LaunchRecord
-    from benchbox.store.rank_profile import OperatorTime, RankProfile
+    from benchbox.store.rank_profile import OperatorTime, PhaseBytes, RankProfile
     from benchbox.store.rank_result import RankResult
 
 NO_TOWER = "none"
 _SPLIT_PHASES = ("forward", "backward")  # those whose operations belong to towers
+_COMPILED_TOWERS = "torch.compile has made one function of several towers"
 _NOTABLE = 0.01  # share of a step from which on the summary names a phase
 
 
@@ -64,12 +67,14 @@ class Profile(TypedDict):
     phases: list[PhaseProfile]
     fused_phases: dict[str, str]
     towers: list[TowerProfile]
+    towers_reason: str | None  # why a tower is unknown
     operators: list[OperatorTime]  # of the profiled steps, longest first
     profiled_s: float  # of the profiled steps together
     recomputed_flops: int
     summary: str | None  # null without peaks
     host: HostState | None  # while steps were timed
     busy_host: list[str]  # why the times deserve less trust
+    compilation_doubts: list[str]  # why they are not those of a compiled step
     ranks: Sequence[RankProfile]
 
 
@@ -88,7 +93,7 @@ def build_profile(
     group = group_name(slowest["device"], len(ranks), slowest["threads"])
     peaks = measured.get(group)
     reason = None if peaks else f"no peaks were measured for {group}; run benchbox doctor --peaks --ranks {len(ranks)}"
-    phases = _phases(slowest, peaks, reason)
+    phases, towers = _phases(slowest, peaks, reason), _towers(slowest, peaks)
     host = merge_host_state(cast("Sequence[RankResult]", ranks))
     return {
         "schema_version": SCHEMA_VERSION,
@@ -104,15 +109,27 @@ def build_profile(
         "profiled_step_s": fmean(slowest["profiled_step_s"]),
         "phases": phases,
         "fused_phases": slowest["fused_phases"],
-        "towers": _towers(slowest, peaks),
+        "towers": towers,
+        "towers_reason": _COMPILED_TOWERS if any(row["tower"] == UNKNOWN_TOWER for row in towers) else None,
         "operators": slowest["operators"],
         "profiled_s": sum(slowest["profiled_step_s"]),
         "recomputed_flops": slowest["recomputed_flops"],
         "summary": None if peaks is None else _summary(phases),
         "host": host,
         "busy_host": list(busy_reasons(cast("LaunchRecord", {"host": host}))),
+        "compilation_doubts": list(_compilation_doubts(ranks)),
         "ranks": ranks,
     }
+
+
+def _compilation_doubts(ranks: Sequence[RankProfile]) -> Iterator[str]:
+    compiled = [rank["compilation"] for rank in ranks if rank["compilation"] is not None]
+    record = cast("LaunchRecord", {"compilation": {"per_rank": compiled}})
+    if compiled_in_measured_steps(record):
+        yield "torch.compile compiled something in timed steps; more warm-up steps help, unless shapes change"
+    if reached_recompile_limit(record):
+        functions = dict.fromkeys(limit["function"] for rank in compiled for limit in rank.get("limits_reached", ()))
+        yield f"torch.compile reached its limit of variants of {', '.join(functions)}: further ones ran uncompiled"
 
 
 def _peaks(peaks: MeasuredPeaks) -> dict[str, Any]:
@@ -128,14 +145,20 @@ def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) 
     for phase, phase_s in seconds.items():
         if phase_s <= 0:
             continue
-        sizes = rank["bytes"].get(phase, {"read": 0, "written": 0, "collectives": 0})
+        sizes: PhaseBytes = rank["bytes"].get(phase, {"read": 0, "written": 0, "collectives": 0})
+        read, written = sizes["read"], sizes["written"]
         flops: Counter[tuple[str, str]] = Counter()
         for product in rank["products"]:
             if product["phase"] == phase:
                 flops[product["dtype"], product["shape"]] += product["flops"]
         unknown = rank["flops_reason"]
         rates = attainment(
-            phase_s, None if unknown else flops, sizes["read"] + sizes["written"], peaks, (peaks and unknown) or reason
+            phase_s,
+            None if unknown else flops,
+            None if read is None or written is None else read + written,
+            peaks,
+            missing=(peaks and unknown) or reason,
+            bytes_missing=rank["bytes_reason"],
         )
         rows.append(
             {

@@ -20,34 +20,36 @@ class Attainment(TypedDict):
     of_peak: float | None  # of the highest rate of products in the same dtypes
     of_shapes: float | None  # of the rates of products in the same dtypes and classes of shape
     flops_reason: str | None
-    bytes: int
-    bytes_per_s: float
+    bytes: int | None
+    bytes_per_s: float | None
     of_memory: float | None  # of the highest rate of copies and updates in place
     bytes_reason: str | None
-    bound: Literal["compute", "bytes"] | None  # the peak that it is nearer to; null where it is near to none
+    bound: Literal["compute", "bytes"] | None  # the peak that it is nearer to; null where it is near to none, or bytes are
 
 
 def attainment(
     seconds: float,
     flops: Mapping[tuple[str, str], int] | None,
-    size: int,
+    size: int | None,
     peaks: MeasuredPeaks | None,
     missing: str | None = None,
+    bytes_missing: str | None = None,
 ) -> Attainment:
     """Return the rates of work that took `seconds`, and their shares of the peaks.
 
     Args:
         seconds: of the work; more than 0.
         flops: by dtype and class of shape; None if they are not known.
-        size: bytes that its operations read and write.
+        size: bytes that its operations read and write; None if they are not known.
         peaks: of the device; None if they were not measured.
         missing: why FLOPs or peaks are not known.
+        bytes_missing: why bytes are not known.
     """
     total = None if flops is None else sum(flops.values())
     of_peak, of_shapes, flops_reason = _shares_of_products(seconds, flops, peaks, missing)
-    of_memory, bytes_reason = _share_of_memory(seconds, size, peaks, missing)
+    of_memory, bytes_reason = (None, bytes_missing) if size is None else _share_of_memory(seconds, size, peaks, missing)
     bound: Literal["compute", "bytes"] | None = None
-    if max(of_peak or 0.0, of_memory or 0.0) >= _NEAR:
+    if size is not None and max(of_peak or 0.0, of_memory or 0.0) >= _NEAR:
         # Bytes above the rate of memory come from caches, and are no bound.
         bound = "compute" if of_peak is not None and (of_memory is None or of_peak >= of_memory) else "bytes"
     return {
@@ -57,7 +59,7 @@ def attainment(
         "of_shapes": of_shapes,
         "flops_reason": flops_reason,
         "bytes": size,
-        "bytes_per_s": size / seconds,
+        "bytes_per_s": None if size is None else size / seconds,
         "of_memory": of_memory,
         "bytes_reason": bytes_reason,
         "bound": bound,

@@ -12,6 +12,7 @@ from torch.profiler import record_function
 
 from benchbox.observer.hooks.dispatch import in_backward, is_recomputing
 from benchbox.observer.introspect.names import unwrapped_modules
+from benchbox.store.rank_profile import UNKNOWN_TOWER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +29,9 @@ class TowerTracker:
 
     A module whose parameters are all in one tower runs for that tower, and so do the operations between it and the following
     module of the same caller: attention runs for the tower whose projections ran before it. Other operations of a module that
-    has parameters of several towers run for none. Backward runs for the tower that made its node. The sequence numbers of nodes
-    increase in the order of forward, so that those of a tower are intervals.
+    has parameters of several towers run for none. Where torch.compile has compiled such a module, all of it runs for an unknown
+    tower. Backward runs for the tower that made its node. The sequence numbers of nodes increase in the order of forward, so
+    that those of a tower are intervals.
 
     Args:
         model: the wrapped policy.
@@ -43,9 +45,9 @@ class TowerTracker:
             parts = name.split(".")
             for depth in range(len(parts)):
                 towers[".".join(parts[:depth])].add(role.tower)
-        # None where there are several. Modules without parameters are left out: they run for whoever calls them.
+        # None or unknown where there are several. Modules without parameters are left out: they run for whoever calls them.
         self._tower_by_module: dict[int, str | None] = {
-            id(module): next(iter(towers[name])) if len(towers[name]) == 1 else None
+            id(module): next(iter(towers[name])) if len(towers[name]) == 1 else UNKNOWN_TOWER if _is_compiled(module) else None
             for name, module in unwrapped_modules(model)
             if towers.get(name)
         }
@@ -81,21 +83,27 @@ class TowerTracker:
         index = bisect_right(self._sequence_starts, sequence) - 1
         return self._sequence_towers[index] if index >= 0 else None
 
+    # Modules inside a compiled graph do not run: torch.compile traces their hooks.
+
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         key = id(module)
-        if key in self._tower_by_module:
+        if key in self._tower_by_module and not torch.compiler.is_compiling():
             self._running.append(key)
-            self._switch(self._tower_by_module[key])
+            self._switch(UNKNOWN_TOWER if self._is_in_compiled() else self._tower_by_module[key])
 
     def _after_forward(self, module: nn.Module, *_: Any) -> None:
         key = id(module)
-        if key not in self._tower_by_module:
+        if key not in self._tower_by_module or torch.compiler.is_compiling():
             return
         while self._running and self._running.pop() != key:
             pass
         # A recomputation may end at any module, inside of the node that asked for it: no range may outlast the module.
-        if not self._running or self._tower_by_module[key] is None or in_backward():
-            self._switch(None)
+        if not self._running or self._tower_by_module[key] in (None, UNKNOWN_TOWER) or in_backward():
+            self._switch(UNKNOWN_TOWER if self._is_in_compiled() else None)
+
+    def _is_in_compiled(self) -> bool:
+        """Return whether a compiled module of several towers runs, or one inside of it that stayed uncompiled."""
+        return any(self._tower_by_module[key] == UNKNOWN_TOWER for key in self._running)
 
     def _switch(self, tower: str | None) -> None:
         if tower == self._tower:
@@ -112,3 +120,8 @@ class TowerTracker:
         if tower is not None:
             self._range = record_function(f"{ANNOTATION}{tower}")
             self._range.__enter__()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile has made a function of a module's forward, or of the method that does its work."""
+    return any(hasattr(value, "_torchdynamo_orig_callable") for value in vars(module).values())

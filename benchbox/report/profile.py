@@ -42,6 +42,8 @@ def _lines(profile: Profile) -> Iterator[str]:
         )
     if profile["busy_host"]:
         yield f"warning: busy host while steps were timed: {'; '.join(profile['busy_host'])}: times are too long"
+    for doubt in profile["compilation_doubts"]:
+        yield f"warning: {doubt}"
     if profile["peaks_reason"]:
         yield f"shares of the peaks are unknown: {profile['peaks_reason']}"
     yield ""
@@ -63,6 +65,8 @@ def _lines(profile: Profile) -> Iterator[str]:
         ],
         texts=2,
     )
+    if profile["towers_reason"]:
+        yield f"unknown: {profile['towers_reason']}"
     yield ""
     steps = len(profile["ranks"][profile["rank"]]["profiled_step_s"])
     slower = profile["profiled_step_s"] / profile["step_s"]

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from benchbox.registry.launch_environment import RankEnvironment
+    from benchbox.registry.launch_record import CompilationRecord
     from benchbox.store.rank_result import RankHost
+
+
+UNKNOWN_TOWER = "unknown"  # of operations in one compiled function of several towers
 
 
 class ProductCost(TypedDict):
     """FLOPs of the matrix products in one step that agree in phase, tower, dtype and class of shape."""
 
     phase: str
-    tower: str | None  # null where no tower can be named
+    tower: str | None  # null where the work is of no tower
     dtype: str  # of the factors
     shape: str  # class
     flops: int
@@ -22,8 +26,8 @@ class ProductCost(TypedDict):
 class PhaseBytes(TypedDict):
     """Bytes of the operations of a phase in one step."""
 
-    read: int
-    written: int
+    read: int | None  # null where not every operation was seen
+    written: int | None
     collectives: int  # of the larger of input and output; not in the others
 
 
@@ -55,5 +59,7 @@ class RankProfile(TypedDict):
     recomputed_flops: int
     flops_reason: str | None  # why the products are not complete
     bytes: dict[str, PhaseBytes]  # of one step, by phase
+    bytes_reason: str | None  # why those of a phase are null
+    compilation: CompilationRecord | None  # until the end of the timed steps; null where compile is off
     trace: str  # file name
     environment: RankEnvironment

@@ -1,4 +1,4 @@
-"""The `profile` job of a rank: time steps, trace further steps, count the costs of one more, and write the results."""
+"""The `profile` job of a rank: time steps, trace further steps, count the costs of one more, check what ran, write results."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from benchbox.audit.subjects.session import observe_session
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
+from benchbox.measure.probe import StepProbe
 from benchbox.measure.step_costs import StepCosts
 from benchbox.measure.step_trace import TraceInstrument, read_trace
 from benchbox.measure.towers import TowerTracker
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.optim.passes import pass_listeners
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 from benchbox.store.files import write_json
-from benchbox.worker.expected import check_backend
+from benchbox.worker.expected import check_backend, check_compilation, check_step
 from benchbox.worker.reporting import Reporter
 from benchbox.worker.steps import run_steps, synchronize_ranks, warm_up
 
@@ -38,10 +41,13 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Role
     from benchbox.session import Session
     from benchbox.store.events import EventWriter
-    from benchbox.store.rank_profile import RankProfile
+    from benchbox.store.rank_profile import PhaseBytes, RankProfile
     from benchbox.worker.job_file import ProfileJobFile
 
 _LARGE_TRACE_EVENTS = 100_000  # of which a trace is compressed
+_COMPILED_PHASES = ("forward", "backward")
+_FUSED = "operations that torch.compile has fused are not seen, nor their bytes"
+_FLEX = "FlexAttention runs compiled, and its {} are not seen"
 
 
 def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
@@ -56,31 +62,49 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
-    roles = policy.parameter_roles()
-    with closing(open_cell_data(cell, policy, rank)) as stream, CompilationWatch(tracker, cell.compile):
+    roles, units = policy.parameter_roles(), policy.layer_units()
+    compilation = CompilationWatch(tracker, cell.compile)
+    with closing(open_cell_data(cell, policy, rank)) as stream:
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         check_backend(cell, session.backend.observe())
 
         reporter.enter_stage("warmup", job["warmup_steps"])
-        warm_up(session, stream, job["warmup_steps"], tracker, reporter)
+        with compilation:
+            warm_up(session, stream, job["warmup_steps"], tracker, reporter)
 
         reporter.enter_stage("measure", job["timed_steps"])
         host, clock = HostWindow(session.device), PhaseClock(session.device)
         synchronize_ranks(session.device)  # no rank begins its first step while another one still reads the host
-        timed = run_steps(session, stream, job["timed_steps"], CombinedInstrument(clock, tracker), reporter)
-        times, host_use = clock.drain(), host.close(rank)
+        with compilation.of_measured_steps():
+            timed = run_steps(session, stream, job["timed_steps"], CombinedInstrument(clock, tracker), reporter)
+        times, host_use, compiled = clock.drain(), host.close(rank), compilation.record()
+        check_compilation(cell, compiled)
 
         reporter.enter_stage("profile", job["profiled_steps"] + 1)
-        path, traced = _trace_steps(session, roles, stream, job["profiled_steps"], Path(job["traces"]), rank, tracker, reporter)
+        folder = Path(job["traces"])
+        with compilation:  # a batch may have another length than all before it
+            path, traced = _trace_steps(session, roles, stream, job["profiled_steps"], folder, rank, tracker, reporter)
 
         reporter.enter_stage("probe")
         synchronize_ranks(session.device)
-        costs = _count_costs(session, roles, stream, tracker)
+        probe = StepProbe(session.model, units, session.device, is_compiled=cell.compile != "off")
+        with compilation:
+            costs = _count_costs(session, roles, stream, tracker)
+            facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
+        probed = probe.result()
+        check_step(
+            cell,
+            kernel=probed.attention_kernel,
+            sites=probed.attention_sites,
+            checkpointed=probed.checkpointed_modules,
+            stepped=facts.stepped,
+        )
 
         reporter.enter_stage("write")
         machine = environment()
-        is_compiled = cell.attention == "flex" and session.device.type == "cuda"
+        uses_flex = cell.attention == "flex" and session.device.type == "cuda"
+        bytes_reason = _FUSED if cell.compile != "off" else _FLEX.format("bytes") if uses_flex else None
         result: RankProfile = {
             "rank": rank,
             "device": session.device.type,
@@ -97,8 +121,10 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "operators": traced.operators,
             "products": costs.products(),
             "recomputed_flops": costs.recomputed_flops,
-            "flops_reason": "FlexAttention runs compiled, and its products are not seen" if is_compiled else None,
-            "bytes": costs.bytes_by_phase(),
+            "flops_reason": _FLEX.format("products") if uses_flex else None,
+            "bytes": _known_bytes(costs.bytes_by_phase(), bytes_reason),
+            "bytes_reason": bytes_reason,
+            "compilation": compiled,
             "trace": path.name,
             "environment": machine,
         }
@@ -140,6 +166,14 @@ def _count_costs(session: Session, roles: Mapping[str, Role], stream: MicroBatch
     with towers, _listening(costs.on_pass), OperationDispatchMode(costs):
         session.step(stream, tracker)
     return costs
+
+
+def _known_bytes(sizes: dict[str, PhaseBytes], unseen: str | None) -> dict[str, PhaseBytes]:
+    """Return the bytes by phase, unknown in phases that run compiled code if there is a reason why its bytes are unseen."""
+    if unseen is not None:
+        for phase in sizes.keys() & _COMPILED_PHASES:
+            sizes[phase] |= {"read": None, "written": None}
+    return sizes
 
 
 @contextmanager

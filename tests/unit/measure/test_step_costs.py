@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import graph_break_reasons
 from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
@@ -17,6 +18,7 @@ from benchbox.measure.step_trace import BETWEEN_OPERATIONS, NO_TOWER, TraceInstr
 from benchbox.measure.towers import TowerTracker
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.registry.contracts import Role
+from benchbox.store.rank_profile import UNKNOWN_TOWER
 
 BATCH, WIDTH, TOKENS = 4, 32, 8
 PRODUCT = 2 * BATCH * TOKENS * WIDTH * WIDTH  # of a linear layer
@@ -63,8 +65,8 @@ def run_step(model: TwoTowers, instruments: CombinedInstrument | ProgressTracker
                 parameter.add_(parameter.grad, alpha=-0.1)
 
 
-def count(*, checkpointing: bool = False) -> StepCosts:
-    model, tracker = TwoTowers(checkpointing=checkpointing), ProgressTracker()
+def count(model: TwoTowers | None = None) -> StepCosts:
+    model, tracker = model or TwoTowers(), ProgressTracker()
     towers = TowerTracker(model, model.roles())
     costs = StepCosts(lambda: tracker.state.phase, towers)
     with towers, OperationDispatchMode(costs):
@@ -92,11 +94,27 @@ def test_flops_are_those_of_each_tower_in_forward_and_backward() -> None:
 
 def test_a_recomputed_forward_is_of_the_towers_that_are_recomputed() -> None:
     """A node of the expert asks for all of it. Its last layer is not run again: backward has what it needs before."""
-    costs = count(checkpointing=True)
+    costs = count(TwoTowers(checkpointing=True))
     flops = flops_by(costs, "phase", "tower")
     assert flops["backward", "vision"] == 3 * PRODUCT + 2 * PRODUCT
     assert flops["backward", "expert"] == 4 * PRODUCT + 4 * SCORES + PRODUCT + 2 * SCORES
     assert costs.recomputed_flops == 3 * PRODUCT + 2 * SCORES
+
+
+def test_a_compiled_layer_of_one_tower_is_of_that_tower_and_one_of_several_is_of_an_unknown_one() -> None:
+    """The first compilation traces the hooks that follow the towers: they must not become a part of the graph, or break it."""
+    torch.compiler.reset()
+    graph_break_reasons.clear()
+    model = TwoTowers()
+    model.vision.forward = torch.compile(model.vision.forward, backend="aot_eager")
+    assert flops_by(count(model), "phase", "tower") == flops_by(count(), "phase", "tower")
+    model = TwoTowers()
+    model.block = torch.compile(model.block, backend="aot_eager")
+    assert flops_by(count(model), "phase", "tower") == {
+        ("forward", UNKNOWN_TOWER): 4 * PRODUCT + 2 * SCORES,
+        ("backward", UNKNOWN_TOWER): 7 * PRODUCT + 4 * SCORES,
+    }
+    assert graph_break_reasons == []
 
 
 def test_products_are_classified_by_dtype_and_shape() -> None:

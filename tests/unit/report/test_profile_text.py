@@ -30,6 +30,8 @@ def rank_profile(rank: int, step_s: float, **changes: Any) -> Any:
             product | {"phase": "backward", "shape": "thin", "flops": 6 * 10**9},
         ],
         "flops_reason": None,
+        "bytes_reason": None,
+        "compilation": None,
         "tower_s": {"forward": {"vision": 0.3, "": 0.1}, "backward": {"vision": 0.6}},
         "operators": [{"name": f"aten::op{number}", "calls": 4, "self_s": 0.1 - number / 200} for number in range(17)],
         "recomputed_flops": 0,
@@ -62,6 +64,31 @@ def test_the_slowest_rank_has_its_phases_towers_and_longest_operations():
     assert text.count("aten::op") == OPERATORS
     assert "forward runs at 25% and backward at 15% of what this device can do in products\n" in text
     assert not any(word in text for word in ("uncertain", "busy host", "unknown"))
+
+
+def test_of_a_compiled_cell_what_is_fused_is_unknown_with_a_reason_and_doubts_are_warnings():
+    unseen = {"read": None, "written": None, "collectives": 0}
+    compilation = {"in_measured_steps": 2, "limits_reached": [{"function": "forward (policy.py:4)", "reason": "a ninth shape"}]}
+    values: Any = {
+        "bytes": {"forward": unseen, "optimizer": {"read": 3 * 10**8, "written": 2 * 10**8, "collectives": 0}},
+        "bytes_reason": "fused operations are not seen",
+        "tower_s": {"forward": {"vision": 0.3, "unknown": 0.1}},
+    }
+    ranks = [rank_profile(0, 0.2, **values), rank_profile(1, 0.1, compilation=compilation)]
+    profile = build_profile("c", {}, ranks, {GROUP: made_up_peaks()})
+    forward, optimizer = (next(row for row in profile["phases"] if row["phase"] == name) for name in ("forward", "optimizer"))
+    assert [forward[key] for key in ("bytes", "bytes_per_s", "of_memory", "bound")] == [None] * 4
+    assert forward["of_peak"] == 0.25
+    assert forward["bytes_reason"] == "fused operations are not seen"
+    assert optimizer["bytes"] == 5 * 10**8
+    text = render_profile(profile)
+    assert "forward: fused operations are not seen\n" in text
+    assert "unknown: torch.compile has made one function of several towers\n" in text
+    assert "warning: torch.compile compiled something in timed steps; " in text
+    assert (
+        "warning: torch.compile reached its limit of variants of forward (policy.py:4): further ones ran uncompiled\n" in text
+    )
+    assert "warning: torch.compile" not in render_profile(build_profile("c", {}, ranks[:1], {}))
 
 
 def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from benchbox.errors import MismatchError, UnsupportedError
 from benchbox.measure.phases import ProgressTracker
 from benchbox.session import build_session
+from benchbox.session.build import build_cell_policy
 from benchbox.spec.cell import MeasureSpec
 from benchbox.store.events import EventWriter
 from benchbox.worker import measuring, profiling, training
@@ -40,12 +41,32 @@ def test_a_training_that_runs_on_another_backend_is_a_mismatch(tmp_path: Path, m
         training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)
 
 
+def profile(cell: Cell, folder: Path) -> None:
+    steps = dict.fromkeys(("warmup_steps", "timed_steps", "profiled_steps"), 1)
+    job: Any = {"cell": cell.to_dict(), "policy_dirs": [], "traces": str(folder), "out": str(folder), **steps}
+    profiling.profile(job, 0, ProgressTracker(), EventWriter(folder / "events", 0))
+
+
 def test_a_profile_of_another_backend_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "build_session", build_alone)
-    steps = dict.fromkeys(("warmup_steps", "timed_steps", "profiled_steps"), 1)
-    job: Any = {"cell": DDP.to_dict(), "policy_dirs": [], "traces": str(tmp_path), "out": str(tmp_path), **steps}
     with pytest.raises(MismatchError, match="requested backend ddp, observed single"):
-        profiling.profile(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0))
+        profile(DDP, tmp_path)
+
+
+def test_a_profile_of_another_attention_kernel_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        profiling, "build_cell_policy", lambda cell, folders: build_cell_policy(replace(cell, attention="eager"), folders)
+    )
+    with pytest.raises(MismatchError, match="requested sdpa attention, observed eager"):
+        profile(replace(ALONE, attention="sdpa"), tmp_path)
+
+
+@pytest.mark.usefixtures("compiling")
+def test_a_profile_in_which_nothing_was_compiled_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters.clear()  # of earlier tests in this process
+    monkeypatch.setattr(profiling, "build_session", build_alone)
+    with pytest.raises(MismatchError, match="requested compile blocks, observed that nothing was compiled"):
+        profile(replace(ALONE, compile="blocks"), tmp_path)
 
 
 def measure_compiled(folder: Path, **spec: Any) -> None:
