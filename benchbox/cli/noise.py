@@ -52,7 +52,7 @@ def noise(
 
     from benchbox.analysis.baseline import machine_of
     from benchbox.analysis.noise import MIN_LAUNCHES, measure_noise, with_earlier_runs
-    from benchbox.analysis.summary import BUSY_HOST, label, summarize
+    from benchbox.analysis.summary import BUSY_HOST, PARTLY_COMPILED, label, summarize
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.matrix_run import build_run
     from benchbox.plan import Plan, join_expressions, plan
@@ -89,7 +89,11 @@ def noise(
     is_busy = BUSY_HOST in summary.marks  # its floor would hide slowdowns from `check`
     lines = [
         f"{text}: launches differ by {latest.sigma:.1%} (standard deviation of {latest.launches} launches)",
-        *(f"warning: {cause}: measure again on a quiet machine, this floor is high" for cause in summary.marks),
+        *(
+            f"warning: {cause}: measure again on a quiet machine, this floor is high"
+            for cause in summary.marks
+            if cause != PARTLY_COMPILED
+        ),
         f"odd against even launches: {effect.ratio:.3f}x, {_bound(effect.low)} to {_bound(effect.high)}, where 1 is the truth",
         *_describe_launches(latest, share),
         *([] if is_busy else _describe_runs(measured, not_counted, max(5, measure.launches))),
