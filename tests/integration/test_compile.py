@@ -69,6 +69,7 @@ def test_a_compiled_policy_trains_as_the_same_one_without_it(launch: Any, backen
         assert rank["in_measured_steps"] == 0, rank["recompilations"]
     assert plain["compilation"] is None
     assert compiled["collectives"] == plain["collectives"]
+    assert compiled["flops"] == plain["flops"]
     assert {entry["code"] for entry in compiled["precision"]["findings"]} == {
         entry["code"] for entry in plain["precision"]["findings"]
     }
