@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Torch compiles 8 variants of a code object by default, and runs further ones uncompiled. Modules of a class share their code,
 # as all linear layers do: each of their shapes, dtypes and settings is a variant, 11 of them in pi05 tiny under ZeRO-3. A limit
 # remains, because DeepSpeed's hooks are a variant for every module, and a higher one only makes them compile for longer.
-_RECOMPILE_LIMIT = 32
+_RECOMPILE_LIMIT = 16
 
 
 def compile_policy(policy: Policy, mode: CompileMode) -> None:
