@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
@@ -79,7 +80,7 @@ def _observed_cell(
         *decoders,
         ("attention", cell["attention"], _attention(observed)),
         ("checkpointing", matrix_text(cell["checkpointing"]), _recomputed_modules(observed["checkpointed_modules"])),
-        *(("torch.compile", cell.get("compile", "off"), line) for line in _compilation(record)),
+        *(("torch.compile", cell.get("compile", "off"), line) for line in [*_compilation(record), *_compile_times(summary)]),
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
         *weights,
         *settings,
@@ -139,6 +140,19 @@ def _compilation(record: LaunchRecord) -> list[str]:
             for entry in longest.get("limits_reached", ())
         ),
     ]
+
+
+def _compile_times(summary: CellSummary) -> list[str]:
+    """Return the time that several launches took to compile, by whether their graphs were in the cache on disk."""
+    times: dict[str, list[float]] = {}
+    for record in summary.ok:
+        ranks = (record.get("compilation") or {"per_rank": []})["per_rank"]
+        found, compiled = (sum(rank[key] for rank in ranks) for key in ("from_cache", "not_from_cache"))
+        if found or compiled:
+            kind = "with some from the cache" if found and compiled else "from the cache" if found else "with an empty cache"
+            times.setdefault(kind, []).append(max(rank["time_s"] for rank in ranks))
+    texts = [f"{quantity(median(values), 's')} {kind} ({len(values)})" for kind, values in sorted(times.items())]
+    return [f"by launches: {', '.join(texts)}"] if len(texts) > 1 else []
 
 
 def _settings(settings: Mapping[str, Setting]) -> str:

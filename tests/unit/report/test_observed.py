@@ -124,6 +124,20 @@ def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_recom
     assert observations(compilation={"per_rank": [rank]})["torch.compile"] == ["1 graphs, 2.00 s"]
 
 
+def test_compile_time_with_an_empty_cache_stands_beside_that_with_graphs_from_it() -> None:
+    """The other observations are of the latest launch, and the figure of the cell is the median."""
+    counts = {"graphs": 2, "in_measured_steps": 0, "graph_breaks": [], "recompilations": []}
+    records: list[Any] = []
+    for launch, (time_s, found) in enumerate(((50.0, 0), (12.0, 4), (14.0, 4)), start=1):
+        rank = counts | {"time_s": time_s, "from_cache": found, "not_from_cache": 4 - found}
+        records.append(example_record(CELL, launch) | {"compilation": {"per_rank": [rank | {"time_s": 1.0}, rank]}})
+    observed = build_report(example_run([CELL]), records).observed[0].observations
+    assert [item.observed for item in observed if item.name == "torch.compile"] == [
+        "2 graphs, 14.0 s, 4 of 4 found in the cache",
+        "by launches: 13.0 s from the cache (2), 50.0 s with an empty cache (1)",
+    ]
+
+
 def test_data_say_what_was_kept_held_out_and_drawn_of_every_dataset() -> None:
     dataset = {"dataset": "a", "source": "real", "control_mode": "joint", "fps": 30.0, "frames": 1000, "training_frames": 900}
     dataset |= {"training_episodes": 9, "keep": None, "kept_frames": 950, "kept_episodes": 10, "drawn": 30, "share": 0.8}
