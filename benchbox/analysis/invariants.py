@@ -11,6 +11,7 @@ from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.analysis.observed_invariants import OBSERVED_INVARIANTS
 from benchbox.analysis.plausible_invariants import PLAUSIBLE_INVARIANTS
 from benchbox.analysis.run_invariants import RUN_INVARIANTS, RunInvariantCheck
+from benchbox.analysis.unexplained_nulls import no_unexplained_null
 from benchbox.registry.host_load import may_be_busy
 from benchbox.store.record import samples_per_step
 
@@ -110,6 +111,9 @@ def _all_ranks_present(record: LaunchRecord) -> Iterable[str] | None:
     sizes = {"step_time_s": len(step_time["per_rank"])} if step_time else {}  # what is missing has a rule of its own
     sizes |= {"memory": len(memory["per_rank"])} if memory else {}
     sizes |= {f"phases_s.{name}": len(phase["per_rank"]) for name, phase in (record["phases_s"] or {}).items()}
+    sizes |= {} if record["samples"] is None else {"samples": len(record["samples"])}
+    if host_state := record.get("host"):
+        sizes |= {"host": len({rank for host in host_state["hosts"] for rank in host["ranks"]})}
     return [f"{name} has {size} of {world_size} ranks" for name, size in sizes.items() if size != world_size]
 
 
@@ -118,27 +122,6 @@ def _world_size(record: LaunchRecord) -> Iterable[str] | None:
         return None
     observed, requested = record["observed"]["world_size"], record["cell"]["world_size"]
     return [] if observed == requested else [f"observed {observed}, requested {requested}"]
-
-
-def _no_unexplained_null(record: LaunchRecord) -> Iterable[str] | None:
-    if record["status"] != "ok":
-        return [] if record["error"] else ["not ok, and no error says why"]
-    required = {
-        "observed": record["observed"],
-        "step_time_s": record["step_time_s"],
-        "phases_s": record["phases_s"],
-        "throughput": record["throughput"],
-        "memory": record["memory"],
-        "loss": record["loss"],
-        "grad_norm": record["grad_norm"],
-        "environment": record["environment"],
-    }
-    nulls = [key for key, value in required.items() if value is None]
-    nulls += ["mfu"] if record["mfu"] is None and not record["mfu_reason"] else []
-    unknown_peaks = [key for peak in _peaks(record) for key, value in peak.items() if value is None]
-    if unknown_peaks and record["memory"] and not record["memory"]["reason"]:
-        nulls.append(f"memory.{unknown_peaks[0]}")
-    return [f"{key} is null without a reason" for key in nulls]
 
 
 def _checked(record: LaunchRecord) -> Iterable[str] | None:
@@ -266,7 +249,7 @@ def _flops_formula(record: LaunchRecord) -> Iterable[str] | None:
 INVARIANTS = (
     Invariant("every rank is present", _all_ranks_present),
     Invariant("the world size observed is the one requested", _world_size),
-    Invariant("nothing is unknown without a reason", _no_unexplained_null),
+    Invariant("nothing is unknown without a reason", no_unexplained_null),
     Invariant("what is ok was checked against the request", _checked),
     Invariant("reserved >= allocated memory, on every rank", _reserved_covers_allocated),
     Invariant(

@@ -213,7 +213,8 @@ class Flops(TypedDict):
     model_flops_per_step: int | None
     recomputed_flops_per_step: NotRequired[int | None]
     reason: str | None
-    per_tower: NotRequired[dict[str, TowerFlops] | None]  # null where the policy declares no cost
+    per_tower: NotRequired[dict[str, TowerFlops] | None]
+    per_tower_reason: NotRequired[str | None]  # why `per_tower` is null: the policy declares no cost
 
 
 class CensusRecord(TypedDict):
@@ -342,7 +343,7 @@ class _LaterKeys(TypedDict, total=False):
 
     data: DataRecord | None
     hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
-    host: HostState | None  # null where nothing was measured
+    host: HostState | None  # null where a rank did not end
     memory_limit_bytes: int | None  # that one rank was allowed; null where only the device sets a limit
     skipped_steps: list[int] | None  # numbers, from 0, of the steps in `loss` that `optim.spike` skipped
     step_split_s: dict[str, Phase] | None  # part of a step, of STEP_PARTS -> its time on every rank; they add up to the step

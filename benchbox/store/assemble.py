@@ -215,12 +215,15 @@ def _flops(ranks: Sequence[RankResult]) -> Flops | None:
     flops_of_ranks = [flops for result in ranks if (flops := result.get("flops")) is not None]
     if not ranks or len(flops_of_ranks) < len(ranks):
         return None
-    return {
+    merged: Flops = {
         "model_flops_per_step": _sum([flops.get("model_flops_per_step") for flops in flops_of_ranks]),
         "recomputed_flops_per_step": _sum([flops.get("recomputed_flops_per_step") for flops in flops_of_ranks]),
         "reason": next((flops["reason"] for flops in flops_of_ranks if flops.get("reason")), None),
         "per_tower": _towers([flops.get("per_tower") for flops in flops_of_ranks]),
     }
+    if all("per_tower_reason" in flops for flops in flops_of_ranks):
+        merged["per_tower_reason"] = next((reason for flops in flops_of_ranks if (reason := flops["per_tower_reason"])), None)
+    return merged
 
 
 def _compilation(ranks: Sequence[RankResult]) -> Compilation | None:

@@ -46,6 +46,7 @@ _UNCHECKED_REASON = (
     "the steps were timed, but the probe after them did not complete: attention kernel, checkpointing and dtypes were not "
     "checked against the request"
 )
+_NO_COST = "the policy declares no cost: it has no method `work`"
 
 
 def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
@@ -158,7 +159,11 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             },
             "memory": memory,
             "collectives": probed.collectives,
-            "flops": {**probed.flops, "per_tower": _tower_flops(meta_policy, probed.micro_batches, device)},
+            "flops": {
+                **probed.flops,
+                "per_tower": _tower_flops(meta_policy, probed.micro_batches, device),
+                "per_tower_reason": None if meta_policy else _NO_COST,
+            },
             **probed.utilisation(times.step_s),
             "unchecked_reason": None,
         }

@@ -56,4 +56,5 @@ def test_a_policy_that_does_not_say_what_it_costs_is_counted_all_the_same(tmp_pa
     alone = {"backend": "single", "world_size": 1}
     record = launched(tmp_path, Path(__file__).parent / "policies", policy="faulty", size="healthy", **alone)
     assert record["flops"]["per_tower"] is None
+    assert record["flops"]["per_tower_reason"] == "the policy declares no cost: it has no method `work`"
     assert record["flops"]["model_flops_per_step"] > 0

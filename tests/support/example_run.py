@@ -108,8 +108,32 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
         "mfu_reason": None if cuda else "the peak of this device is unknown",
         "skipped_steps": [],
         "unchecked_reason": None,
+        "host": example_host(rank, window_s=sum(steps)),
+        "data": {"kind": "synthetic", "mode": "policy", "validation": 0.0, "cameras": [], "datasets": []},
         "environment": {"machine": "Example CPU, 2 cores", "torch": "2.13.0", "python": "3.12"},
         "config": cell.to_dict(),
+    }
+
+
+def example_host(rank: int, *, window_s: float) -> dict[str, Any]:
+    """Return what a rank sampled of a quiet host. It has so many cores that the kernel's ticks tell even of short steps."""
+    counters = {
+        "window_s": window_s,
+        "cores": 64,
+        "busy_s": 2.0 * window_s,
+        "steal_s": 0.0,
+        "load_average": {"start": 2.0, "end": 2.0},
+        "frequency_mhz": {"start": 2100.0, "end": 2100.0},
+        "thermal_throttle_events": 0,
+        "quota_throttled_s": 0.0,
+        "reasons": {},
+    }
+    return {
+        "local_rank": rank,
+        "cpu_s": window_s,
+        "counters": counters if rank == 0 else None,
+        "device": None,
+        "device_reason": "the rank does not train on an NVIDIA device",
     }
 
 

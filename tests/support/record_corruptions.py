@@ -83,6 +83,7 @@ COLLECTIVES = "collectives carry the gradients, and the parameters that are gath
 ATTENTION = "the attention kernel is the one requested, at every call site"
 WORST = "worst memory = maximum over ranks"
 THROUGHPUT = "throughput follows from the slowest rank's step times"
+NULLS = "nothing is unknown without a reason"
 FAILED = {"type": "RuntimeError", "message": "illegal memory access", "rank": 1, "phase": None, "traceback": None}
 
 RECORD_CORRUPTIONS = {  # backend of the record, edit, sentence of the invariant, part of the message
@@ -196,5 +197,28 @@ RECORD_CORRUPTIONS = {  # backend of the record, edit, sentence of the invariant
     "lost samples": ("ddp", edit("samples.0", 1), "samples = batch x accumulation x ranks x steps", "3 samples"),
     "a lost step": ("ddp", lambda r: r["loss"].pop(), "as many steps as asked for", "2 of 3 steps in loss"),
     "MFU above 1": ("ddp", edit("mfu", 1.33), "MFU and HFU are between 0 and 1, or null", "MFU 1.330"),
+    **{
+        f"no {key}": ("ddp", edit(key, None), NULLS, f"{key} is null without a reason")
+        for key in (
+            *("observed", "step_time_s", "phases_s", "step_split_s", "throughput", "memory", "collectives", "flops"),
+            *("precision", "samples", "host", "data", "loss", "grad_norm", "environment"),
+            *("observed.attention_kernel", "observed.checkpointed_modules"),
+            *("flops.model_flops_per_step", "flops.recomputed_flops_per_step", "flops.per_tower"),
+        )
+    },
+    "a shard that is not known": ("ddp", edit("observed.shard_numel.1", None), NULLS, "observed.shard_numel is null"),
+    "a peak that is not known": (
+        "ddp",
+        edit("memory.per_rank.0.allocated_peak_bytes", None),
+        NULLS,
+        "memory.allocated_peak_bytes is null",
+    ),
+    "an empty census": ("ddp", edit("precision.census", []), NULLS, "precision.census is empty"),
+    "no phases": ("ddp", edit("phases_s", {}), NULLS, "phases_s is empty"),
+    "no hosts": ("ddp", edit("host.hosts", []), NULLS, "host.hosts is empty"),
+    "no reason for no devices": ("ddp", edit("host.devices_reason", None), NULLS, "host.devices is null"),
+    "no cores of a host": ("ddp", edit("host.hosts.0.cores", None), NULLS, "host.hosts.0.cores is null"),
+    "samples of one rank": ("ddp", edit("samples", [4]), "every rank is present", "samples has 1 of 2 ranks"),
+    "the host of one rank": ("ddp", edit("host.hosts.0.ranks", [0]), "every rank is present", "host has 1 of 2 ranks"),
     "HFU below MFU": ("ddp", lambda r: r.update(mfu=0.5, hfu=0.4), "HFU is not below MFU", "HFU 0.400"),
 }

@@ -169,14 +169,60 @@ def test_a_count_that_is_not_what_the_formula_says():
     assert violations(record) == []
 
 
-@pytest.mark.parametrize(("key", "reason_key"), [("mfu", "mfu_reason"), ("memory.reserved_peak_bytes", "memory")])
-def test_a_null_without_a_reason(key, reason_key):
+def missing(record):
+    """Return the keys that are null or empty without a reason."""
+    sentence = "nothing is unknown without a reason"
+    return [message.partition(" is ")[0] for found, message in violations(record) if found == sentence]
+
+
+def test_a_null_without_a_reason():
+    unmeasured = dict.fromkeys(("mfu", "hfu"))
+    assert missing(example_record() | unmeasured | {"mfu_reason": None}) == ["mfu", "hfu"]
+    assert missing(example_record() | unmeasured | {"mfu_reason": "the peak is unknown"}) == []
     record = example_record()
-    if reason_key == "memory":
-        record["memory"]["reason"] = None
-    else:
-        record[reason_key] = None
-    assert violations(record) == [("nothing is unknown without a reason", f"{key} is null without a reason")]
+    record["memory"]["reason"] = None
+    assert missing(record) == ["memory.reserved_peak_bytes"]
+    record = example_record() | {"step_split_s": None, "step_split_reason": None}
+    assert missing(record) == ["step_split_s"]
+
+
+def test_what_is_unknown_for_a_reason_is_no_violation():
+    record = example_record(replace(CELL, compile="blocks")) | {"compilation": {"per_rank": [{"graphs": 1}] * 2}}
+    for peak in (*record["memory"]["per_rank"], record["memory"]["worst"]):
+        peak["allocated_peak_bytes"] = None
+    record["memory"]["worst"]["rank"] = None
+    record["flops"] |= {"model_flops_per_step": None, "reason": "FlexAttention runs compiled"}
+    record["flops"] |= {"per_tower": None, "per_tower_reason": "the policy declares no cost"}
+    record["precision"] |= {"census": [], "problems": ["rank 0: the observer failed"]}
+    record["observed"] |= {"attention_kernel": None, "attention_sites": {}}
+    assert violations(record) == []
+
+
+def test_a_record_from_before_a_key_need_not_have_it():
+    record = example_record()
+    for key in ("host", "data", "hfu", "step_split_s", "step_split_reason"):
+        del record[key]
+    assert "per_tower_reason" not in record["flops"]
+    record["flops"]["per_tower"] = None
+    assert violations(record) == []
+
+
+def test_what_the_kernel_does_not_tell_of_a_host_has_a_reason():
+    record = example_record() | {"host": quiet_state(window_s=0.9)}
+    (host,) = record["host"]["hosts"]
+    assert host["thermal_throttle_events"] is None
+    assert missing(record) == []
+    host["reasons"].clear()
+    assert missing(record) == ["host.hosts.0.thermal_throttle_events"]
+
+
+@pytest.mark.parametrize("figure", ["allocated_peak_bytes", "reserved_peak_bytes"])
+def test_a_gpu_and_what_is_not_compiled_know_their_peaks_whatever_the_reason(figure):
+    for record in (example_record(cuda=True), example_record()):
+        record["memory"]["reason"] = "unknown"
+        record["memory"]["per_rank"][1][figure] = None
+        expected = figure == "allocated_peak_bytes" or record["memory"]["source"] == "torch.cuda"
+        assert (f"memory.{figure}" in missing(record)) is expected
 
 
 def test_steps_that_were_not_measured():
@@ -246,7 +292,11 @@ def test_steps_that_are_much_shorter_than_the_time_between_their_events_are_a_vi
 
 
 @pytest.mark.parametrize(
-    "key", ["observed", "step_time_s", "phases_s", "throughput", "memory", "loss", "grad_norm", "environment"]
+    "key",
+    [
+        *("observed", "step_time_s", "phases_s", "throughput", "memory", "collectives", "flops", "precision", "samples"),
+        *("host", "data", "loss", "grad_norm", "environment"),
+    ],
 )
 def test_what_every_ok_launch_has_is_not_null(key):
     found = violations(example_record() | {key: None})

@@ -213,6 +213,15 @@ def test_flops_that_are_unknown_on_one_rank_are_unknown():
     assert set(assemble(ranks)["flops"].values()) == {None, "unseen"}
 
 
+def test_the_reason_for_no_formula_of_flops_is_that_of_the_ranks_and_absent_where_an_older_version_wrote_none():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    assert "per_tower_reason" not in assemble(ranks)["flops"]
+    for reason in (None, "the policy declares no cost"):
+        for result in ranks:
+            result["flops"] |= {"per_tower": None, "per_tower_reason": reason}
+        assert assemble(ranks)["flops"]["per_tower_reason"] == reason
+
+
 def test_the_audit_result_is_recorded_unless_a_rank_is_missing():
     ranks = [rank_result(CELL, rank) for rank in range(2)]
     assert assemble(ranks)["precision"] == example_precision(CELL)
