@@ -1,6 +1,7 @@
 """Certificates of walks: the largest batch that fits, the first that does not, and the throughput at every batch tried.
 
-They are made of launch records only. A walk that has not shown both batches itself has no certificate, and says why.
+They are made of launch records only. A walk that has not shown both batches itself has no certificate, and says why. The search
+goes by the first launch of every batch. A batch of which a later launch runs out of memory does not fit all the same.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict, ErrorRecord
     from benchbox.store.run import Run
 
+ENDED: tuple[Outcome, ...] = ("complete", "capped")  # of searches that have a largest batch
 _NO_ALLOCATOR = "the memory of a CPU rank is the bytes of its tensors: no allocator retries"
 
 
@@ -29,8 +31,9 @@ class Certificate:
     """Result of a walk. `batches` are those that were tried, smallest first, and `reason` says why something is missing."""
 
     outcome: Outcome
+    search: Outcome  # of the search, which later launches do not change
     batches: tuple[CellSummary, ...]
-    largest: CellSummary | None  # that fits
+    largest: CellSummary | None  # that fits: no launch of it or of a smaller one ran out of memory
     beyond: CellSummary | None  # the smallest that does not fit
     fastest: CellSummary | None
     predicted_batch: int | None
@@ -54,7 +57,8 @@ class Certificate:
     @property
     def error(self) -> ErrorRecord | None:
         """Return the error of the first batch that does not fit, with its rank, phase and operation."""
-        return None if self.beyond is None else self.beyond.error
+        records = () if self.beyond is None else self.beyond.records
+        return next((record["error"] for record in records if record["status"] == "oom"), None)
 
     @property
     def limit_bytes(self) -> int | None:
@@ -129,11 +133,22 @@ def _certificate(
             reason = f"batch {failed} ended {statuses[failed]}"
         case "contradictory":
             reason = f"batch {state.largest} fits, and batch {state.beyond} does not"
+    outcome, largest, beyond = state.outcome, state.largest, state.beyond
+    unsafe = min(
+        (batch for batch, status in statuses.items() if status == "ok" and _out_of_memory(by_batch[batch])), default=None
+    )
+    if unsafe is not None:  # it fitted once
+        largest = max((batch for batch, status in statuses.items() if status == "ok" and batch < unsafe), default=None)
+        beyond = unsafe if beyond is None else min(beyond, unsafe)
+        if state.outcome in ENDED:
+            outcome, launches = "contradictory", by_batch[unsafe].records
+            reason = f"batch {unsafe} ran out of memory in {_out_of_memory(by_batch[unsafe])} of {len(launches)} launches"
     return Certificate(
-        outcome=state.outcome,
+        outcome=outcome,
+        search=state.outcome,
         batches=tuple(by_batch.values()),
-        largest=None if state.largest is None else by_batch[state.largest],
-        beyond=None if state.beyond is None else by_batch[state.beyond],
+        largest=None if largest is None else by_batch[largest],
+        beyond=None if beyond is None else by_batch[beyond],
         fastest=max(ok, key=lambda summary: first_throughput(summary) or 0.0, default=None),
         predicted_batch=predicted,
         reason=reason,
@@ -141,8 +156,13 @@ def _certificate(
 
 
 def _first_status(summary: CellSummary) -> str:
-    """Return the status of the launch that searched: later ones repeat the fastest batch, and decide nothing."""
+    """Return the status of the launch that searched: later ones repeat the fastest batch, and do not change the search."""
     return summary.records[0]["status"]
+
+
+def _out_of_memory(summary: CellSummary) -> int:
+    """Return how many launches of a batch ran out of memory."""
+    return sum(record["status"] == "oom" for record in summary.records)
 
 
 def first_throughput(summary: CellSummary) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.certificates import certificates
+from benchbox.analysis.certificates import ENDED, certificates
 from benchbox.analysis.run_check import Problem, RunCheck
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import walk_point
@@ -47,7 +47,10 @@ class MonotonicWalks(_OfWalks):
 
 
 class Certificates(_OfWalks):
-    """The plan must say of a walk what its launches show, and a walk that has ended must have both of its certificate."""
+    """The plan must say of a walk what its launches show, and a walk that has ended must have both of its certificate.
+
+    A batch of which a later launch ran out of memory does not fit: a walk that names it has no certificate.
+    """
 
     def finish(self) -> Iterator[Problem]:
         if not self.applies:
@@ -62,7 +65,7 @@ class Certificates(_OfWalks):
                     yield None, f"run.json: {cell_id} differs from {first} of its walk in more than the batch"
             if walk["fastest"] is None:
                 continue
-            if result.outcome not in ("complete", "capped"):
+            if result.outcome not in ENDED:
                 yield None, f"the walk of {first} ended, and its launches do not show it: {result.reason}"
             fastest = result.fastest.cell_id if result.fastest else None
             if fastest != walk["fastest"]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.certificates import certificates, pruning_reason
+from benchbox.analysis.certificates import ENDED, certificates, pruning_reason
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import bounds_from, needs_no_less, walk_point, walk_state
 from benchbox.errors import ConfigurationError, Problem, RecordError
@@ -302,8 +302,7 @@ class WalkLaunches:
         """Name the fastest batch of every walk that has ended in the plan, and return its further launches."""
         results = certificates(self.run, summarize(self.run, self.store.records()))
         for walk, result in zip(self.run.walks, results, strict=True):
-            ended = result.outcome in ("complete", "capped")
-            walk["fastest"] = result.fastest.cell_id if ended and result.fastest else None
+            walk["fastest"] = result.fastest.cell_id if result.search in ENDED and result.fastest else None
         cells = [self._cell(cell_id) for cell_id in self.fastest_batches()]
         return rounds(cells, range(2, self.measure.launches + 1))
 

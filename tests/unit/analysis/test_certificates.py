@@ -19,7 +19,7 @@ from benchbox.report.markdown import render_markdown
 from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
 from benchbox.spec.matrix import BatchSearch
-from tests.support.example_run import MEASURE, MIB, OOM, steady_records
+from tests.support.example_run import MEASURE, MIB, OOM, example_record, steady_records
 from tests.support.walks import START, Killed, Machine, cameras
 
 LIMITED = replace(MEASURE, memory_limit=200 * MIB)
@@ -325,6 +325,52 @@ def test_a_batch_that_ran_out_of_memory_below_one_that_fits_is_a_failure(machine
     store.write_record(record | {"status": "oom", "error": OOM, "throughput": None})
     beyond = {summary.cell["batch"]: summary.beyond_memory for summary in summarize(store.run(), store.records())}
     assert beyond == {2: False, 5: False, 6: False, 7: True}
+
+
+def fail_repeats(machine, batch, statuses):
+    """Replace the repeats of a batch, from launch 2 on, by launches that ended so."""
+    cell = replace(START, batch=batch)
+    for number, status in enumerate(statuses, 2):
+        error = OOM if status == "oom" else OOM | {"type": "RuntimeError", "phase": None}
+        machine.store.write_record(example_record(cell, number, status=status, error=error))
+
+
+@pytest.mark.parametrize(("fastest", "largest"), [(6, "5"), (5, "2"), (2, "-")])
+def test_a_batch_of_which_a_repeat_ran_out_of_memory_does_not_fit_and_no_larger_one_does(machine, fastest, largest):
+    replace(machine, fastest=fastest, measure=replace(LIMITED, launches=4)).run()
+    assert results(machine)[0].is_complete
+    fail_repeats(machine, fastest, ["oom", "oom"])
+    (result,) = results(machine)
+    assert (result.outcome, result.search, result.is_complete) == ("contradictory", "complete", False)
+    assert result.reason == f"batch {fastest} ran out of memory in 2 of 4 launches"
+    assert result.fastest.cell["batch"] == fastest, "the search chose it"
+    report = build_report(machine.store.run(), machine.store.records()).walks
+    (row,) = [view.texts for view in report.certificates]
+    assert row[1] == f"{largest} ({result.reason})"
+    assert row[5] == f"{fastest} (rank 1, backward, operation unknown)"
+    assert report.summary.startswith("0 of 1 walks have a certificate")
+
+
+def test_a_repeat_that_failed_for_another_reason_than_memory_leaves_the_certificate_as_it_is(machine):
+    replace(machine, fastest=6, measure=replace(LIMITED, launches=3)).run()
+    before = results(machine)[0]
+    fail_repeats(machine, 6, ["crash"])
+    (result,) = results(machine)
+    assert (result.outcome, result.reason) == ("complete", None)
+    assert (result.largest.cell, result.beyond.cell) == (before.largest.cell, before.beyond.cell)
+    fail_repeats(machine, 6, ["crash", "oom"])
+    (result,) = results(machine)
+    assert result.reason == "batch 6 ran out of memory in 1 of 3 launches"
+    assert result.error == OOM, "not that of the crash"
+
+
+def test_a_set_up_whose_fastest_batch_does_not_always_fit_is_not_compared(tmp_path):
+    machine = Machine(tmp_path, lambda _: 3, BACKENDS, replace(LIMITED, launches=3), predicted=3, fastest=3)
+    machine.run()
+    compared = {"backend": "zero2"}, {"backend": ["fsdp1_full", "zero2"]}
+    assert len(compare_best_batches(results(machine), *compared)) == 1
+    machine.store.write_record(example_record(replace(BACKENDS[0], batch=3), 2, status="oom", error=OOM))
+    assert compare_best_batches(results(machine), *compared) == []
 
 
 def test_verify_reports_a_plan_that_names_another_fastest_batch(machine):
