@@ -18,6 +18,7 @@ from benchbox.store.record import samples_per_step
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from benchbox.analysis.run_invariants import RunInvariant
     from benchbox.registry.launch_record import LaunchRecord, Peak, Phase, StepTime
     from benchbox.store.run import RunStore
 
@@ -75,17 +76,21 @@ def verify_records(records: Iterable[LaunchRecord]) -> Verification:
     return Verification(satisfied, not_applicable, tuple(violations), count)
 
 
-def verify_run(store: RunStore) -> Verification:
+def verify_run(store: RunStore, further: Sequence[RunInvariant] = ()) -> Verification:
     """Check the records of a run against every invariant, and the files of the run against its records.
+
+    Args:
+        further: invariants besides `RUN_INVARIANTS`, such as those of its report.
 
     Raises:
         RecordError: the run or a record cannot be read.
     """
-    checks = [RunInvariantCheck(invariant, store) for invariant in RUN_INVARIANTS]
+    invariants = (*RUN_INVARIANTS, *further)
+    checks = [RunInvariantCheck(invariant, store) for invariant in invariants]
     verification = verify_records(_given_to(checks, store.records()))
     satisfied, not_applicable = dict(verification.satisfied), dict(verification.not_applicable)
     violations = list(verification.violations)
-    for invariant, check in zip(RUN_INVARIANTS, checks, strict=True):
+    for invariant, check in zip(invariants, checks, strict=True):
         problems = check.finish()
         satisfied[invariant.sentence] = int(problems == [])
         not_applicable[invariant.sentence] = int(problems is None)

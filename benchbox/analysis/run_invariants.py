@@ -1,8 +1,7 @@
-"""Invariants of a run as a whole: plan, chain, files of ranks, events, tables and ratios agree with the records."""
+"""Invariants of a run as a whole: plan, chain, files of ranks, events and tables agree with the records."""
 
 from __future__ import annotations
 
-import re
 import sys
 from array import array
 from contextlib import contextmanager
@@ -10,34 +9,25 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from benchbox.analysis.best_batches import compare_run
-from benchbox.analysis.certificates import certificates
-from benchbox.analysis.launches import RunLaunches
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
 from benchbox.analysis.run_check import LaunchKey, Problem, RunCheck
-from benchbox.analysis.sequential import criteria_of
-from benchbox.analysis.summary import summarize_launches
 from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks
 from benchbox.errors import BenchboxError, RecordError
 from benchbox.spec.cell import Cell
 from benchbox.store.chain import content_sha256, plan_sha256
 from benchbox.store.files import read_json
-from benchbox.store.record import share_equal_values
 from benchbox.store.table_reader import TableReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.store.run import RunStore
 
 _CLOCK_STEP_S = 2.0  # by which the wall clock may have been set back between two launches
-_UNCOMPARED: Any = dict.fromkeys(("phases_s", "step_time_s", "step_split_s", "flops", "collectives", "host"))
-_RATIO = re.compile(r"[0-9]+\.[0-9]{2}x")
-_LEFT_OUT = re.compile(r"([0-9]+) more: ")  # rows, by `benchbox.report.markdown`
 
 
 class _Plan(RunCheck):
@@ -152,7 +142,7 @@ class _Folders(RunCheck):
         return messages or ()
 
 
-class _MadeOfRecords(RunCheck):
+class MadeOfRecords(RunCheck):
     """A check of files that are made of the records, for those that are not older than any of them."""
 
     names: tuple[str, ...]
@@ -175,7 +165,7 @@ class _MadeOfRecords(RunCheck):
         return [path for path in self.paths if self._newest <= path.stat().st_mtime]
 
 
-class _Tables(_MadeOfRecords):
+class _Tables(MadeOfRecords):
     names = ("table.csv", "table.parquet")
 
     def __init__(self, store: RunStore) -> None:
@@ -205,73 +195,6 @@ class _Tables(_MadeOfRecords):
             yield from ((None, f"{path.name}: {text}") for text in sorted(self._problems[path]))
 
 
-class _Ratios(_MadeOfRecords):
-    names = ("report.md",)
-
-    def __init__(self, store: RunStore) -> None:
-        super().__init__(store)
-        self._run = store.run()
-        self._launches = RunLaunches(self._run)
-        self._previous: dict[str, Any] = {}
-
-    def add(self, record: LaunchRecord) -> Iterable[str]:
-        super().add(record)
-        if self._run.reference and self.paths:
-            self._previous = share_equal_values(_compared_part(record), self._previous)
-            self._launches.add(cast("LaunchRecord", self._previous))
-        return ()
-
-    def finish(self) -> Iterator[Problem]:
-        run = self._run
-        self.applies = bool(run.reference and self.current())
-        if not self.applies:
-            return
-        printed, left_out = _printed_ratios((self.store.path / "report.md").read_text(encoding="utf-8").splitlines())
-        summaries = summarize_launches(run, self._launches)
-        comparisons = compare_run(run, summaries, certificates(run, summaries), criteria_of(run)).cells
-        if len(printed) + left_out != len(summaries):
-            yield None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}"
-            return
-        for summary, text in zip(summaries, printed, strict=False):
-            comparison = comparisons.get(summary.cell_id)
-            expected = f"{comparison.ratio:.2f}x" if comparison is not None and comparison.ratio is not None else None
-            if text != expected:
-                yield None, f"report.md: the ratio of cell {summary.cell_id} is {text}, its records give {expected}"
-
-
-def _compared_part(record: LaunchRecord) -> dict[str, Any]:
-    """Return what a comparison needs: throughput, environment, losses, what was observed, and the dtypes of Adam's moments.
-
-    The rest takes most of the memory.
-    """
-    precision = record["precision"]
-    if precision is not None:
-        moments = [entry for entry in precision["census"] if entry["kind"].startswith("exp_avg")]
-        precision = {**precision, "census": moments, "findings": []}
-    return {**record, **_UNCOMPARED, "precision": precision}
-
-
-def _printed_ratios(lines: Sequence[str]) -> tuple[list[str | None], int]:
-    """Return the ratio of each row of the table of cells in a Markdown report, and how many rows were left out.
-
-    A row without a ratio has None.
-    """
-    rows = iter(lines)
-    header = next((line for line in rows if "| vs reference |" in line), None)
-    if header is None:
-        return [], 0
-    column = header.split(" | ").index("vs reference")
-    next(rows)
-    printed: list[str | None] = []
-    for row in rows:
-        if not row.startswith("|"):  # an empty line
-            break
-        ratio = _RATIO.match(re.split(r"(?<!\\) \| ", row)[column])
-        printed.append(ratio[0] if ratio else None)
-    left_out = _LEFT_OUT.match(next(rows, ""))
-    return printed, int(left_out[1]) if left_out else 0
-
-
 @dataclass(frozen=True, slots=True)
 class RunInvariant:
     """A statement on a run, and the check of it."""
@@ -288,13 +211,12 @@ RUN_INVARIANTS = (
     RunInvariant("records are what their ranks wrote", partial(_Folders, compare=as_ranks_wrote)),
     RunInvariant("step times agree with the events of the ranks", partial(_Folders, compare=events_agree)),
     RunInvariant("tables are those of the records", _Tables),
-    RunInvariant("ratios of the report follow from the records", _Ratios),
     RunInvariant("no batch of a walk fits above one that does not", MonotonicWalks),
     RunInvariant("a walk that has ended has both launches of its certificate", Certificates),
 )
 
 # A run that cannot even be checked was damaged or edited: that is a violation, not an internal error.
-_MALFORMED = (BenchboxError, AttributeError, AssertionError, LookupError, TypeError, ValueError, ZeroDivisionError)
+_MALFORMED = (BenchboxError, AttributeError, AssertionError, LookupError, OSError, TypeError, ValueError, ZeroDivisionError)
 
 
 class RunInvariantCheck:

@@ -22,6 +22,7 @@ def verify(
     from rich.console import Console
 
     from benchbox.analysis.invariants import verify_run
+    from benchbox.report.printed_tables import REPORT_INVARIANTS
     from benchbox.report.rows import print_rows, say
     from benchbox.store.run import RunStore
 
@@ -31,7 +32,7 @@ def verify(
         _verify_baseline(path)
         return
     store = RunStore(path)
-    result = verify_run(store)
+    result = verify_run(store, REPORT_INVARIANTS)
     if not result.records:
         raise RecordError(f"{path}: no records to verify; `benchbox run` measures them")
     violated = {violation.sentence for violation in result.violations}

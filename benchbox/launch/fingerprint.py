@@ -1,4 +1,7 @@
-"""Fingerprints of the sources of benchbox and of a policy: a record is valid only for the sources it was measured with."""
+"""Fingerprints of the sources of benchbox and of a policy: a record is valid only for the sources it was measured with.
+
+A report names the sources that rendered it: others may judge the same records otherwise.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ _BENCHBOX = Path(__file__).resolve().parent.parent
 # imports would miss backends, which are imported by a computed name.
 _NOT_IN_A_LAUNCH = {"__main__.py", "_bundled", "analysis", "api", "cli", "plan", "report", "simulation"}
 
+_OF_REPORTS = ("analysis", "registry", "report", "spec", "store", "theory")  # folders that decide what a report says
+
 
 @cache
 def benchbox_sha256() -> str:
@@ -32,6 +37,13 @@ def benchbox_sha256() -> str:
     """
     files = {path.relative_to(_BENCHBOX).as_posix(): path for path in _folder_files(_BENCHBOX)}
     return _sha256({label: path for label, path in files.items() if label.split("/")[0] not in _NOT_IN_A_LAUNCH})
+
+
+@cache
+def report_sha256() -> str:
+    """Return the SHA-256 of the files of the benchbox package that decide what a report says of its records."""
+    files = (path for folder in _OF_REPORTS for path in _folder_files(_BENCHBOX / folder))
+    return _sha256({path.relative_to(_BENCHBOX).as_posix(): path for path in files})
 
 
 def policy_sha256(name: str, policy_dirs: Sequence[Path] = ()) -> str:

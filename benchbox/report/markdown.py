@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from benchbox.launch.fingerprint import report_sha256
 from benchbox.report import equivalence, ranks
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
         yield from table_lines(["", ""], [list(entry) for entry in report.environment], most=most)
     if report.chain_head:
         yield from ("", f"Head of the chain of plan and records: {report.chain_head}")
+    yield from ("", f"Rendered by benchbox {report.version}, sources {report_sha256()}")
 
 
 def table_lines(

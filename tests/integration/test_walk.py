@@ -15,6 +15,7 @@ import pytest
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
+from benchbox.report.printed_tables import REPORT_INVARIANTS
 from benchbox.store.predictions import read_predictions
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
@@ -92,6 +93,7 @@ def test_what_fits_is_predicted_by_default(walked: tuple[RunStore, str, bytes]) 
 
 
 def test_every_invariant_holds(walked: tuple[RunStore, str, bytes]) -> None:
-    verification = verify_run(walked[0])
+    verification = verify_run(walked[0], REPORT_INVARIANTS)
     assert verification.violations == ()
     assert verification.satisfied["a walk that has ended has both launches of its certificate"] == 1
+    assert verification.satisfied["tables of the report follow from the records"] == 1

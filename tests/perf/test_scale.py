@@ -17,6 +17,7 @@ import pytest
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
 from benchbox.plan import plan
+from benchbox.report.printed_tables import REPORT_INVARIANTS
 from benchbox.report.view import build_report
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell
@@ -204,7 +205,7 @@ def test_a_report_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp
 
 
 def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):
-    """Records are read one at a time. What grows are the chain, the spans of launches and what the ratios need."""
+    """Records are read one at a time. What grows are the chain, the spans of launches and what a report needs."""
 
     def peak_of(launches):
         run = replace(example_run([replace(CELL, seed=seed) for seed in range(launches // 10)]), reference={"backend": "ddp"})
@@ -214,7 +215,7 @@ def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tm
             for number in range(1, 11):
                 store.write_record(example_record(Cell.from_dict(cell), number))
         (store.path / "report.md").write_text("")
-        return traced_peak(lambda: verify_run(store))[0]
+        return traced_peak(lambda: verify_run(store, REPORT_INVARIANTS))[0]
 
     peak_of(400)  # as above
     small, large = benchmark.pedantic(lambda: (peak_of(100), peak_of(400)), rounds=1)

@@ -16,6 +16,7 @@ import pytest
 
 from benchbox.analysis.invariants import verify_records, verify_run
 from benchbox.errors import EXIT_OK, EXIT_THRESHOLD
+from benchbox.report.printed_tables import REPORT_INVARIANTS
 from benchbox.spec.cell import Cell
 from benchbox.store.files import write_json
 from benchbox.store.run import RunStore
@@ -62,7 +63,7 @@ def records(measured):
 
 
 def test_the_untouched_run_violates_nothing_and_every_invariant_of_its_files_applies(run):
-    result = verify_run(run)
+    result = verify_run(run, REPORT_INVARIANTS)
     assert result.violations == ()
     assert [sentence for sentence, count in result.not_applicable.items() if count == len(list(run.records()))] == [
         "reserved >= allocated memory, on every rank",
@@ -146,7 +147,7 @@ def double_all_flops(record):
 
 
 CHAIN, TABLES = "records are those that the chain has", "tables are those of the records"
-RATIOS = "ratios of the report follow from the records"
+REPORT = "tables of the report follow from the records"
 
 RUN_CORRUPTIONS = {
     "a faster launch": (
@@ -196,7 +197,17 @@ RUN_CORRUPTIONS = {
         "table.csv: status of launch 1",
     ),
     "a row that is gone": (drop_a_row, TABLES, "table.parquet: no row of launch 1"),
-    "an edited ratio": (lambda run: edit_text(run, "report.md", r"\| [0-9.]+x \\~ \|", r"| 9.99x |"), RATIOS, "is 9.99x"),
+    "an edited ratio": (lambda run: edit_text(run, "report.md", r"\| [0-9.]+x \\~ \|", r"| 9.99x |"), REPORT, "is 9.99x"),
+    "an edited verdict": (
+        lambda run: edit_text(run, "report.md", r"(\| [0-9.]+x) \\~ \|", r"\1 |"),
+        REPORT,
+        "row 2: vs reference is ",
+    ),
+    "an edited throughput": (
+        lambda run: edit_text(run, "report.md", r"\| ok \| [0-9.]+ \|", r"| ok | 999 |"),
+        REPORT,
+        "row 1: samples/s is 999",
+    ),
     "two launches at once": (
         lambda run: edit_record(run, edit("duration_s", 1e5)),
         "launches ran one after another",
@@ -214,7 +225,9 @@ RUN_CORRUPTIONS = {
 def test_a_corrupt_run_is_rejected_for_its_own_reason(run, corruption):
     corrupt, sentence, fragment = RUN_CORRUPTIONS[corruption]
     corrupt(run)
-    messages = [violation.message for violation in verify_run(run).violations if violation.sentence == sentence]
+    messages = [
+        violation.message for violation in verify_run(run, REPORT_INVARIANTS).violations if violation.sentence == sentence
+    ]
     assert any(fragment in message for message in messages), messages
 
 
@@ -222,7 +235,7 @@ def test_a_chain_made_anew_is_not_the_one_whose_head_was_printed(run):
     head = run.chain.head()
     assert benchbox("verify", run.path, "--head", head).returncode == EXIT_OK
     edit_record(run, edit("started_at", lambda text: text))  # the same content is no edit
-    assert verify_run(run).violations == ()
+    assert verify_run(run, REPORT_INVARIANTS).violations == ()
     record = json.loads(path_of(run).read_text())
     shutil.rmtree(path_of(run).with_suffix(""))
     for name in ("table.csv", "table.parquet", "report.md", "chain.jsonl"):
@@ -256,4 +269,4 @@ def test_tables_from_before_a_plan_with_further_cells_are_not_of_it(run):
     later = time.time() + 10
     run.write_run(replace(plan, cells={**plan.cells, cell.cell_id: cell.to_dict()}))
     os.utime(run.path / "run.json", (later, later))
-    assert [str(violation) for violation in verify_run(run).violations] == []
+    assert [str(violation) for violation in verify_run(run, REPORT_INVARIANTS).violations] == []

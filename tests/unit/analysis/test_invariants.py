@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
-from benchbox.analysis.invariants import INVARIANTS, verify_records, verify_run
+from benchbox.analysis.invariants import INVARIANTS, verify_records
 from benchbox.analysis.plausible_invariants import least_state_bytes
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
-from benchbox.report.markdown import render_markdown
-from benchbox.report.view import build_report
 from benchbox.store.files import write_json
 from benchbox.store.host_state import merge_host_state
-from benchbox.store.run import RunStore
-from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, rank_result
+from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, rank_result
 from tests.support.host_states import busy_state, quiet_state, rank_host
 
 
@@ -234,20 +231,6 @@ def test_steps_that_were_not_measured():
 def test_a_record_edited_into_nonsense_is_a_violation_not_an_internal_error():
     messages = violations(example_record() | {"step_time_s": "fast", "memory": 3, "cell": {}})
     assert any("malformed" in text for _, text in messages)
-
-
-def test_a_report_that_was_cut_to_what_github_shows_violates_nothing(tmp_path):
-    names = [f"p{number:02}{'x' * 1500}" for number in range(30)]
-    cells = [replace(CELL, backend=backend, policy=name) for name in names for backend in ("zero2", "ddp")]
-    store = RunStore(tmp_path)
-    store.write_run(example_run(cells, measure=asdict(MEASURE) | {"launches": 1}))
-    for cell in cells:
-        store.write_record(example_record(cell))
-    text = render_markdown(build_report(store.run(), store.records()))
-    assert "more: report.html" in text
-    (tmp_path / "report.md").write_text(text)
-    sentence = "ratios of the report follow from the records"
-    assert [violation for violation in verify_run(store).violations if violation.sentence == sentence] == []
 
 
 def test_every_figure_and_the_environment_are_compared_with_the_results_of_the_ranks(tmp_path):

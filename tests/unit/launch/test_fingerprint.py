@@ -10,7 +10,7 @@ import pytest
 
 from benchbox.errors import ConfigurationError
 from benchbox.launch import fingerprint
-from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256, report_sha256
 from benchbox.registry.policies import find_policies
 
 if TYPE_CHECKING:
@@ -198,6 +198,25 @@ def test_an_edit_of_benchbox_counts_where_a_launch_may_use_the_file(package: Pat
     with (package / file).open("a") as stream:
         stream.write("\n# edited\n")
     assert (fingerprint.benchbox_sha256() != before) == counts
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("analysis/comparability.py", True),
+        ("report/templates/style.css", True),
+        ("registry/metrics.py", True),
+        ("session/step.py", False),
+        ("cli/run.py", False),
+    ],
+)
+def test_an_edit_of_benchbox_makes_another_report_where_it_decides_what_a_report_says(
+    package: Path, file: str, counts: bool
+) -> None:
+    before = report_sha256.__wrapped__()
+    with (package / file).open("a") as stream:
+        stream.write("\n")
+    assert (report_sha256.__wrapped__() != before) == counts
 
 
 def test_what_a_launch_uses_imports_nothing_that_the_fingerprint_leaves_out() -> None:
