@@ -47,10 +47,7 @@ class MonotonicWalks(_OfWalks):
 
 
 class Certificates(_OfWalks):
-    """The plan must say of a walk what its launches show, and a walk that has ended must have both of its certificate.
-
-    A batch of which a later launch ran out of memory does not fit: a walk that names it has no certificate.
-    """
+    """The plan must say of a walk what its launches show, and the search of one that has ended must have ended by them."""
 
     def finish(self) -> Iterator[Problem]:
         if not self.applies:
@@ -65,7 +62,7 @@ class Certificates(_OfWalks):
                     yield None, f"run.json: {cell_id} differs from {first} of its walk in more than the batch"
             if walk["fastest"] is None:
                 continue
-            if result.outcome not in ENDED:
+            if result.search not in ENDED:
                 yield None, f"the walk of {first} ended, and its launches do not show it: {result.reason}"
             fastest = result.fastest.cell_id if result.fastest else None
             if fastest != walk["fastest"]:
