@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from benchbox.analysis.quantities import quantity
+from benchbox.analysis.quantities import quantity, significant
+from benchbox.analysis.stragglers import mean_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.launch_record import CollectiveRecord, LaunchRecord
     from benchbox.store.predictions import CellPrediction, TrafficPrediction
+    from benchbox.theory.step_bound import StepBound
 
+PEAK_MEMORY, COMMUNICATION, STEP_TIME = "peak memory", "communication", "step time"
 MEMORY_TOLERANCE = 0.05  # of the measured peak; communication is predicted exactly
 
 _NO_ORDER = (
@@ -21,6 +25,15 @@ _NO_ORDER = (
     "fetched them one by one"
 )
 _SMALL_TENSORS_BYTES = 16 * 2**10  # losses, norms and step counts of a step take less
+
+_NAMED_SHARE = 0.05  # of a step, from which on a residual names a part of it
+_PART_TEXTS = {
+    "data_wait": "waiting for data",
+    "compute": "own work",
+    "core_wait": "waiting for a core",
+    "rank_wait": "waiting for other ranks",
+    "transfer": "transfers",
+}
 
 PredictionVerdict = Literal["confirmed", "refuted", "incomparable", "not measured"]
 
@@ -30,10 +43,11 @@ class Reconciliation:
     """One predicted quantity of a cell. `error` is predicted over measured, minus 1; `residual` names the difference."""
 
     quantity: str
-    predicted: int
-    measured: int | None
+    predicted: float
+    measured: float | None
     verdict: PredictionVerdict
     residual: str
+    unit: Literal["bytes", "s"] = "bytes"
 
     @property
     def error(self) -> float | None:
@@ -44,20 +58,21 @@ class Reconciliation:
         return self.predicted / self.measured - 1
 
 
-def reconcile(prediction: CellPrediction, summary: CellSummary) -> tuple[Reconciliation, ...]:
-    """Return the predicted memory and communication of a cell beside what its launches measured."""
+def reconcile(prediction: CellPrediction, summary: CellSummary, bound: StepBound | None = None) -> tuple[Reconciliation, ...]:
+    """Return the predicted memory, communication and, with a bound, step time of a cell beside what its launches measured."""
     record = next(iter(reversed(summary.ok)), None)
-    return (_memory(prediction, summary, record), _communication(prediction, record))
+    entries = (_memory(prediction, summary, record), _communication(prediction, record))
+    return entries if bound is None else (*entries, _step_time(prediction, summary, record, bound))
 
 
 def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchRecord | None) -> Reconciliation:
     spread, predicted = summary.values["peak_allocated_bytes"], prediction["peak_bytes"]
     if record is None or spread is None or record["memory"] is None:
-        return _unmeasured("peak memory", predicted)
+        return _unmeasured(PEAK_MEMORY, predicted)
     measured = round(spread.value)
     if other := _other_policy(prediction, record):
         return Reconciliation(
-            quantity="peak memory", predicted=predicted, measured=measured, verdict="incomparable", residual=other
+            quantity=PEAK_MEMORY, predicted=predicted, measured=measured, verdict="incomparable", residual=other
         )
     is_close = abs(predicted - measured) <= MEMORY_TOLERANCE * measured
     residual = _memory_residual(prediction, measured, source=record["memory"]["source"], is_close=is_close)
@@ -68,7 +83,7 @@ def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchReco
         gap = reserved - (record["memory"]["worst"]["allocated_peak_bytes"] or 0)
         residual += f"; the allocator reserves {quantity(gap, 'bytes')} more than it gives out"
     return Reconciliation(
-        quantity="peak memory",
+        quantity=PEAK_MEMORY,
         predicted=predicted,
         measured=measured,
         verdict="confirmed" if is_close else "refuted",
@@ -93,19 +108,52 @@ def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, 
 def _communication(prediction: CellPrediction, record: LaunchRecord | None) -> Reconciliation:
     predicted = sum(entry["bytes"] for entry in prediction["collectives"].values())
     if record is None or record["collectives"] is None:
-        return _unmeasured("communication", predicted)
+        return _unmeasured(COMMUNICATION, predicted)
     measured = sum(entry["bytes"] for entry in record["collectives"].values())
     other = _other_policy(prediction, record)
     differences = list(_differences(prediction["collectives"], record["collectives"]))
     if _lacks_order(prediction, record):
         differences.append(_NO_ORDER)
     return Reconciliation(
-        quantity="communication",
+        quantity=COMMUNICATION,
         predicted=predicted,
         measured=measured,
         verdict="incomparable" if other else "refuted" if differences else "confirmed",
         residual=other or "; ".join(differences) or "none: calls and bytes are equal",
     )
+
+
+def _step_time(
+    prediction: CellPrediction, summary: CellSummary, record: LaunchRecord | None, bound: StepBound
+) -> Reconciliation:
+    """Return the measured step beside its lower bound, which is refuted by a step that is shorter."""
+    spread = summary.values["step_time_s"]
+    if record is None or spread is None:
+        return _unmeasured(STEP_TIME, bound.seconds, unit="s")
+    other = _other_policy(prediction, record)
+    is_bound = bound.seconds <= spread.value * (1 + bound.uncertainty)
+    return Reconciliation(
+        quantity=STEP_TIME,
+        predicted=bound.seconds,
+        measured=spread.value,
+        verdict="incomparable" if other else "confirmed" if is_bound else "refuted",
+        residual=other or _step_residual(summary, spread.value, bound, is_bound=is_bound),
+        unit="s",
+    )
+
+
+def _step_residual(summary: CellSummary, measured_s: float, bound: StepBound, *, is_bound: bool) -> str:
+    ratio = f"{significant(measured_s / bound.seconds, 2)} times the bound of {bound.limit}"
+    if not is_bound:
+        rates = "peaks" if bound.limit == "computation" else "links"
+        return f"{ratio}: the measured {rates} are too low, or a step does less than predicted"
+    # Ranks end a step together, so that the parts of a mean rank add up to it. Where parts are unknown, phases are not.
+    parts = {_PART_TEXTS[part]: fmean(seconds) for part, seconds in mean_split(summary).items()}
+    parts = parts or {phase.replace("_", " "): seconds for phase, seconds in summary.phases.items()}
+    shares = sorted(((seconds / sum(parts.values()), part) for part, seconds in parts.items()), reverse=True)
+    named = [(share, part) for share, part in shares if share >= _NAMED_SHARE]
+    texts = [f"{share:.0%} {'' if number else 'of the step is '}{part}" for number, (share, part) in enumerate(named)]
+    return f"{ratio}: {', '.join(texts)}" if texts else ratio
 
 
 def _lacks_order(prediction: CellPrediction, record: LaunchRecord) -> bool:
@@ -138,7 +186,8 @@ def _other_policy(prediction: CellPrediction, record: LaunchRecord) -> str | Non
     return f"the policy that was measured had {counts}"
 
 
-def _unmeasured(name: str, predicted: int) -> Reconciliation:
+def _unmeasured(name: str, predicted: float, unit: Literal["bytes", "s"] = "bytes") -> Reconciliation:
+    residual = "no launch ended ok with it"
     return Reconciliation(
-        quantity=name, predicted=predicted, measured=None, verdict="not measured", residual="no launch ended ok with it"
+        quantity=name, predicted=predicted, measured=None, verdict="not measured", residual=residual, unit=unit
     )

@@ -186,6 +186,13 @@ def _with_equivalence(summary: CellSummary, equivalence: Equivalence) -> CellSum
     return replace(summary, equivalence=equivalence, status=DIVERGED if is_diverged else summary.status)
 
 
+def machine_of(summaries: Iterable[CellSummary]) -> str | None:
+    """Return the machine of all launches that know theirs, if that is one."""
+    environments = [record["environment"] or {} for summary in summaries for record in summary.records]
+    machines = {machine for environment in environments if (machine := environment.get("machine")) is not None}
+    return machines.pop() if len(machines) == 1 else None
+
+
 def compiled_in_measured_steps(record: LaunchRecord) -> bool:
     """Return whether a rank compiled something in a measured step."""
     compilation = record.get("compilation")

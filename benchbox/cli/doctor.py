@@ -22,11 +22,14 @@ def doctor(
         bool, typer.Option("--compile", help="Compile DeepSpeed's CPU extension now, so that no launch has to.")
     ] = False,
     links: Annotated[
-        bool, typer.Option("--links", help="Measure the links between ranks of this machine, for benchbox estimate.")
+        bool,
+        typer.Option("--links", help="Measure the links between ranks of this machine, for benchbox estimate and reports."),
     ] = False,
     peaks: Annotated[
         bool,
-        typer.Option("--peaks", help="Measure what ranks reach in products, copies and all-reduces, for benchbox profile."),
+        typer.Option(
+            "--peaks", help="Measure what ranks reach in products, copies and all-reduces, for benchbox profile and reports."
+        ),
     ] = False,
     ranks: Annotated[
         int | None,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from benchbox.cli.links import MEASURED, read_measured_link
+from benchbox.cli.links import read_measured_link
 from benchbox.cli.options import Format, FormatOption, OnlyOption, PolicyDirOption, SetOption
+from benchbox.theory.links import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,10 +213,14 @@ def _print_cells(
 
 
 def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) -> None:
+    from benchbox.analysis.baseline import slug
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.reconciliation import reconcile
     from benchbox.analysis.summary import label, summarize, varying_fields
     from benchbox.cli.predicting import predict_run
+    from benchbox.report.step_bounds import step_bounds
+    from benchbox.store.links import read_links
+    from benchbox.store.peaks import read_peaks
     from benchbox.store.predictions import read_predictions
     from benchbox.store.run import RunStore
 
@@ -223,21 +228,30 @@ def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) 
     store = RunStore(folder)
     summaries, predictions = summarize(store.run(), store.records()), read_predictions(folder)
     fields = varying_fields([*store.run().cells.values()])
+    bounds = step_bounds(
+        predictions,
+        summaries,
+        peaks=lambda machine: read_peaks(slug(machine)),
+        links=lambda machine: read_links(slug(machine)),
+    )
     entries = [
         (summary, entry)
         for summary in summaries
         if summary.cell_id in predictions
-        for entry in reconcile(predictions[summary.cell_id], summary)
+        for entry in reconcile(predictions[summary.cell_id], summary, bounds.by_cell.get(summary.cell_id))
     ]
     if format_ is Format.json:
         rows = [{"cell_id": summary.cell_id, **asdict(entry), "error": entry.error} for summary, entry in entries]
         print(json.dumps(rows, indent=2))
         return
     for summary, entry in entries:
-        measured, error = quantity(entry.measured, "bytes", 4), "" if entry.error is None else f", error {entry.error:+.2%}"
+        predicted, measured = (quantity(value, entry.unit, 4) for value in (entry.predicted, entry.measured))
+        error = "" if entry.error is None else f", error {entry.error:+.2%}"
         print(f"{label(summary.cell, fields)}: {entry.quantity} {entry.verdict}")
-        print(f"  predicted {quantity(entry.predicted, 'bytes', 4)}, measured {measured}{error}; {entry.residual}")
+        print(f"  predicted {predicted}, measured {measured}{error}; {entry.residual}")
     counts = [f"{name} {sum(entry.verdict == name for _, entry in entries)}" for name in _verdicts(entries)]
+    if bounds.note:
+        print(f"\n{bounds.note}")
     print(f"\n{len(entries)} predictions: {', '.join(counts)}\n{path}; `benchbox report {folder}` shows them")
 
 

@@ -1,4 +1,4 @@
-"""Links between the ranks of this machine: measured by `benchbox doctor --links`, used by `benchbox estimate`."""
+"""Links between the ranks of this machine: measured by `benchbox doctor --links`, used by `benchbox estimate` and reports."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,6 @@ from benchbox.errors import ConfigurationError
 if TYPE_CHECKING:
     from benchbox.theory.links import MeasuredLink
 
-MEASURED = "measured"
 _EXIT_STOPPED = 130  # 128 + SIGINT
 
 
@@ -43,7 +42,7 @@ def measure_and_keep(machine: str, ranks: int) -> None:
         f"{backend}, up to {quantity(largest, 'bytes')}: a call of B bytes takes latency + B / bandwidth; by how much the fit "
         "is off at a typical size, and at the worst"
     )
-    print(f"kept in {write_links(machine, backend, links)}; `benchbox estimate` uses them")
+    print(f"kept in {write_links(machine, backend, links)}; `benchbox estimate` and reports use them")
 
 
 def read_measured_link(device: str) -> "MeasuredLink | None":
@@ -53,22 +52,9 @@ def read_measured_link(device: str) -> "MeasuredLink | None":
         RecordError: the file of the links is damaged.
     """
     from benchbox.measure.environment import environment
-    from benchbox.store.links import read_links
-    from benchbox.theory.links import MeasuredLink, link_of_fit
+    from benchbox.store.links import link_backend, read_links
+    from benchbox.theory.links import measured_link
 
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = link_backend(device)
     links = read_links(environment()["machine"]).get(backend)
-    if links is None:
-        return None
-    worst = max(times["median_error"] for times in links.collectives.values())
-    source = (
-        f"{backend} between {links.ranks} ranks of this machine, {links.measured_at[:10]}, by benchbox doctor --links; at a "
-        f"typical size the fits are off by up to {worst:.0%}; other numbers of ranks take the steps of a ring"
-    )
-    by_operation = {
-        name: link_of_fit(
-            MEASURED, name, links.ranks, latency_s=times["latency_s"], bytes_per_s=times["bytes_per_s"], source=source
-        )
-        for name, times in links.collectives.items()
-    }
-    return MeasuredLink(name=MEASURED, by_operation=by_operation, source=source)
+    return None if links is None else measured_link(backend, links)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
-from benchbox.analysis.reconciliation import reconcile
+from benchbox.analysis.reconciliation import COMMUNICATION, PEAK_MEMORY, STEP_TIME, reconcile
 from benchbox.analysis.summary import CellSummary, matrix_text
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
 from benchbox.report.headline import evidence_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from benchbox.analysis.comparability import Comparison
     from benchbox.store.predictions import CellPrediction
+    from benchbox.theory.step_bound import StepBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ def columns(
     *,
     compared: bool,
     predictions: Mapping[str, CellPrediction] | None = None,
+    bounds: Mapping[str, StepBound] | None = None,
 ) -> tuple[Column, ...]:
     """Return the columns of a run: one for every axis that varies, then the measurements that this run can have.
 
@@ -173,27 +175,37 @@ def columns(
         fields.append(_axis(field, brief=pattern not in patterns))
         patterns.append(pattern)
     measured = (column for column in _COLUMNS if column not in omitted)
-    return (*fields, *measured, *(_prediction_columns(predictions) if predictions else ()), *_added_columns(summaries))
+    return (
+        *fields,
+        *measured,
+        *(_prediction_columns(predictions, bounds or {}) if predictions else ()),
+        *_added_columns(summaries),
+    )
 
 
-def _prediction_columns(predictions: Mapping[str, CellPrediction]) -> tuple[Column, ...]:
-    """Return the predicted peak of memory with its error, and the predicted communication, each with its verdict."""
+def _prediction_columns(predictions: Mapping[str, CellPrediction], bounds: Mapping[str, StepBound]) -> tuple[Column, ...]:
+    """Return the predicted memory, communication and, with bounds, time of a step, each with its error and verdict."""
 
-    def column(name: str, remark: str, position: int) -> Column:
+    def column(name: str, remark: str, quantity_name: str) -> Column:
         def read(summary: CellSummary, _: Comparison | None) -> CellValue:
             prediction = predictions.get(summary.cell_id)
             if prediction is None:
                 return CellValue(UNKNOWN, -1.0, "nothing was predicted for this cell")
-            entry = reconcile(prediction, summary)[position]
+            entries = reconcile(prediction, summary, bounds.get(summary.cell_id))
+            entry = next((entry for entry in entries if entry.quantity == quantity_name), None)
+            if entry is None:
+                return CellValue(UNKNOWN, -1.0, "the peaks of its ranks were not measured")
             error = "" if entry.error is None else f"{entry.error:+.1%}, "
-            return CellValue(quantity(entry.predicted, "bytes"), entry.predicted, entry.residual, error + entry.verdict)
+            return CellValue(quantity(entry.predicted, entry.unit), entry.predicted, entry.residual, error + entry.verdict)
 
         return Column(name=name, remark=remark, number=True, brief=False, read=read)
 
-    return (
-        column("predicted peak", "peak memory by theory, and its error", 0),
-        column("predicted communication", "bytes of the collectives of a step and rank by theory, and their error", 1),
+    peak = column("predicted peak", "peak memory by theory, and its error", PEAK_MEMORY)
+    communication = column(
+        "predicted communication", "bytes of the collectives of a step and rank by theory, and their error", COMMUNICATION
     )
+    step = column("predicted step", "least time of a step by theory, and the distance to it", STEP_TIME)
+    return (peak, communication, step) if bounds else (peak, communication)
 
 
 def _added_columns(summaries: Sequence[CellSummary]) -> tuple[Column, ...]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
-from benchbox.analysis.reconciliation import MEMORY_TOLERANCE, Reconciliation, reconcile
+from benchbox.analysis.reconciliation import MEMORY_TOLERANCE, STEP_TIME, Reconciliation, reconcile
 from benchbox.analysis.summary import CellSummary, label
+from benchbox.report.step_bounds import StepBounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,12 @@ NOTE = (
     "Predicted from a trace of one step of one process, without the measurements. Memory is confirmed within "
     f"{MEMORY_TOLERANCE:.0%}; communication when every call and every byte is as predicted."
 )
+TIME_NOTE = (
+    "The step time is a lower bound: products and the optimizer at the measured peaks of the machine, or collectives on its "
+    "measured links, whichever takes longer. It is confirmed when the measured step is not shorter by more than the spread of "
+    "these rates, and its error is the distance to the bound."
+)
+_NO_BOUNDS = StepBounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +38,7 @@ class TheorySection:
     rows: tuple[tuple[str, ...], ...]
     counts: str
     left_out: str
-    note: str = NOTE
+    note: str
     headers: tuple[str, ...] = HEADERS
 
 
@@ -40,22 +47,26 @@ def theory_section(
     summaries: Sequence[CellSummary],
     axes: Sequence[str],
     unpredicted: Mapping[str, str],
+    bounds: StepBounds = _NO_BOUNDS,
 ) -> TheorySection | None:
     """Return the section, or None for a run without predictions. `unpredicted` says why cells have none.
 
-    Of more than `MAX_ROWS` rows it has the first by rank: those that are not confirmed, then the largest errors.
+    Of more than `MAX_ROWS` rows it has the first by rank: those that are not confirmed, then the largest errors. The distance
+    of a step to its lower bound is no error of the prediction, and comes last.
     """
-    rows: list[tuple[tuple[bool, float], tuple[str, ...]]] = []
+    rows: list[tuple[tuple[bool, bool, float], tuple[str, ...]]] = []
     verdicts: dict[str, int] = {}
     for summary in summaries:
         if summary.beyond_memory:
             continue
         if reason := unpredicted.get(summary.cell_id):
             texts = ("all", UNKNOWN, UNKNOWN, UNKNOWN, "not predicted", reason)
-            rows.append(((False, -math.inf), (label(summary.cell, axes), *texts)))
+            rows.append(((False, False, -math.inf), (label(summary.cell, axes), *texts)))
         prediction = predictions.get(summary.cell_id)
-        for entry in () if prediction is None else reconcile(prediction, summary):
-            rank = (entry.verdict == "confirmed", -math.inf if entry.error is None else -abs(entry.error))
+        for entry in () if prediction is None else reconcile(prediction, summary, bounds.by_cell.get(summary.cell_id)):
+            error = math.inf if entry.error is None else abs(entry.error)
+            is_confirmed = entry.verdict == "confirmed"
+            rank = (is_confirmed, is_confirmed and entry.quantity == STEP_TIME, -error)
             rows.append((rank, (label(summary.cell, axes), *_texts(entry))))
             name = f"{entry.quantity} {entry.verdict}"
             verdicts[name] = verdicts.get(name, 0) + 1
@@ -64,15 +75,17 @@ def theory_section(
     left_out = ""
     if len(rows) > MAX_ROWS:
         left_out = (
-            f"Of {len(rows)} rows, {MAX_ROWS} are shown: first what is not confirmed, then the largest errors. "
+            f"Of {len(rows)} rows, {MAX_ROWS} are shown: first what is not confirmed, then the largest errors"
+            f"{', and step times last' if bounds.by_cell else ''}. "
             "The table of cells has the predictions of every cell."
         )
         rows = sorted(rows, key=lambda row: row[0])[:MAX_ROWS]
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(verdicts.items()))
-    return TheorySection(rows=tuple(texts for _, texts in rows), counts=counts, left_out=left_out)
+    note = " ".join(filter(None, (NOTE, TIME_NOTE if bounds.by_cell else "", bounds.note)))
+    return TheorySection(rows=tuple(texts for _, texts in rows), counts=counts, left_out=left_out, note=note)
 
 
 def _texts(entry: Reconciliation) -> tuple[str, ...]:
     error = UNKNOWN if entry.error is None else f"{entry.error:+.2%}"
-    measured = quantity(entry.measured, "bytes", 4)
-    return entry.quantity, quantity(entry.predicted, "bytes", 4), measured, error, entry.verdict, entry.residual
+    predicted, measured = (quantity(value, entry.unit, 4) for value in (entry.predicted, entry.measured))
+    return entry.quantity, predicted, measured, error, entry.verdict, entry.residual

@@ -20,6 +20,7 @@ from benchbox.analysis.summary import (
     RECOMPILED,
     CellSummary,
     label,
+    machine_of,
     matrix_text,
     summarize,
     varying_fields,
@@ -57,16 +58,17 @@ from benchbox.report.sections import (
     list_findings,
     list_methods,
 )
+from benchbox.report.step_bounds import step_bounds
 from benchbox.report.theory import TheorySection, theory_section
 from benchbox.report.walks import WalkSection, walk_section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from benchbox.analysis.comparability import Comparison
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.figures.drawing import Drawing
-    from benchbox.store.peaks import MeasuredPeaks
+    from benchbox.report.step_bounds import LinksOf, PeaksOf
     from benchbox.store.predictions import CellPrediction
     from benchbox.store.run import Run
 
@@ -150,7 +152,8 @@ def build_report(
     predictions: Mapping[str, CellPrediction] | None = None,
     unpredicted: Mapping[str, str] | None = None,
     memory_limit: int | None = None,
-    peaks: Callable[[str], Mapping[str, MeasuredPeaks]] | None = None,
+    peaks: PeaksOf | None = None,
+    links: LinksOf | None = None,
 ) -> Report:
     """Build the report of a run.
 
@@ -161,6 +164,7 @@ def build_report(
         unpredicted: why cells have no prediction, by cell id.
         memory_limit: bytes of a rank, which the answer must fit in.
         peaks: returns those that were measured on a machine, by group of ranks.
+        links: returns those that were measured on a machine, by backend of torch.distributed.
     """
     predictions = predictions or {}
     summaries = summarize(run, records)
@@ -170,7 +174,8 @@ def build_report(
     compared = compare_run(run, summaries, walks, criteria)
     fitting = [summary for summary in summaries if not summary.beyond_memory]
     cells = ReportCells(summaries=fitting, axes=axes, walks=walks, compared=tuple(run.reference), max_bars=MAX_PLAIN_CARDS)
-    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions)
+    bounds = step_bounds(predictions, summaries, peaks=peaks, links=links)
+    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions, bounds=bounds.by_cell)
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
     fixed = tuple(
@@ -179,7 +184,8 @@ def build_report(
     rows = table_rows(table_columns, summaries, compared.cells)
     cell_lists = CellLists([summary.cell for summary in summaries], axes)
     environments = environment_texts(summaries)
-    observed = requested_and_observed(summaries, axes, _peaks_of_machine(summaries, peaks))
+    machine = machine_of(summaries)
+    observed = requested_and_observed(summaries, axes, {} if peaks is None or machine is None else peaks(machine))
     failures = tuple(list_failures(fitting, axes))
     skipped = [label(entry["cell"], varying_fields([example, entry["cell"]])) for entry in run.skipped]
     return Report(
@@ -205,7 +211,7 @@ def build_report(
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
         ranks=rank_section(summaries, axes),
-        theory=theory_section(predictions, summaries, axes, unpredicted or {}),
+        theory=theory_section(predictions, summaries, axes, unpredicted or {}, bounds),
         findings=list_findings(summaries, axes, cell_lists),
         audited=sum(bool(summary.precision) for summary in summaries),
         observed=observed,
@@ -219,15 +225,6 @@ def build_report(
         sampling=_sampling(run),
         chain_head=chain_head,
     )
-
-
-def _peaks_of_machine(
-    summaries: Sequence[CellSummary], peaks: Callable[[str], Mapping[str, MeasuredPeaks]] | None
-) -> Mapping[str, MeasuredPeaks]:
-    """Return the peaks of the machine of all launches that know theirs, if that is one."""
-    environments = [record["environment"] or {} for summary in summaries for record in summary.records]
-    machines = {machine for environment in environments if (machine := environment.get("machine")) is not None}
-    return peaks(machines.pop()) if peaks is not None and len(machines) == 1 else {}
 
 
 def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:

@@ -10,6 +10,7 @@ from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown, render_summary
 from benchbox.report.view import build_report
 from benchbox.store.files import write_text
+from benchbox.store.links import read_links
 from benchbox.store.peaks import read_peaks
 from benchbox.store.predictions import read_predictions, read_unpredicted
 from benchbox.store.run import RunStore
@@ -85,6 +86,7 @@ def read_report(store: RunStore, records: Iterable[LaunchRecord], memory_limit: 
         unpredicted=read_unpredicted(store.path),
         memory_limit=memory_limit,
         peaks=lambda machine: read_peaks(slug(machine)),
+        links=lambda machine: read_links(slug(machine)),
     )
 
 

@@ -45,6 +45,11 @@ class MeasuredLinks:
     benchbox_version: str
 
 
+def link_backend(device: str) -> str:
+    """Return the backend of torch.distributed whose links ranks on a kind of device (cpu, cuda) have."""
+    return "nccl" if device == "cuda" else "gloo"
+
+
 def read_links(machine: str) -> dict[str, MeasuredLinks]:
     """Return the measured links of a machine by backend (gloo, nccl); empty when none were measured.
 

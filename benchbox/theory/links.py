@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from benchbox.store.links import MeasuredLinks
+
+MEASURED = "measured"  # name of links that were measured
 NCCL_BASE_S = 8.4e-6  # of a ring with NCCL's Simple protocol: NCCL, src/graph/tuning.cc, `baseLat`
 
 
@@ -40,11 +43,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLink:
-    """Links between the ranks of a machine as each collective saw them when it was measured."""
+    """Links between the ranks of a machine as each collective saw them when it was measured.
+
+    `error` is the relative error of the fits at a typical size, the largest over collectives.
+    """
 
     name: str
     by_operation: Mapping[str, Link]
     source: str
+    error: float
 
     def of(self, operation: str, /) -> Link:
         """Return the link as a collective sees it; as the all-gather does for a collective that was not measured."""
@@ -143,6 +150,22 @@ def link_of_fit(name: str, operation: str, ranks: int, *, latency_s: float, byte
         base_s=0.0,
         source=source,
     )
+
+
+def measured_link(backend: str, links: MeasuredLinks) -> MeasuredLink:
+    """Return the links that were measured between ranks of one machine with a backend of torch.distributed."""
+    error = max(times["median_error"] for times in links.collectives.values())
+    source = (
+        f"{backend} between {links.ranks} ranks of this machine, {links.measured_at[:10]}, by benchbox doctor --links; at a "
+        f"typical size the fits are off by up to {error:.0%}; other numbers of ranks take the steps of a ring"
+    )
+    by_operation = {
+        name: link_of_fit(
+            MEASURED, name, links.ranks, latency_s=times["latency_s"], bytes_per_s=times["bytes_per_s"], source=source
+        )
+        for name, times in links.collectives.items()
+    }
+    return MeasuredLink(name=MEASURED, by_operation=by_operation, source=source, error=error)
 
 
 def _rounds(operation: str) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
 
 from benchbox.theory.communication import Traffic, predict_traffic
 from benchbox.theory.links import compute_time_s, traffic_time_s
 from benchbox.theory.sharding import MODELS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from benchbox.theory.ledger import Ledger
     from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.structure import CellSetup, Structure, Timeline
@@ -45,14 +47,22 @@ class Estimate:
         """Return plain JSON values."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the estimate that `to_dict` gave these values of; those of a newer benchbox are ignored."""
+        return cls(**{entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})
+
     def step_time_s(self, device: Device, link: Link | MeasuredLink | None) -> tuple[float, float]:
         """Return (lower, upper) bounds of a step's seconds: communication overlaps with computation wholly, or not at all.
 
         Neither counts what no formula knows: launch latencies, kernels below the peak, the data loader. One rank needs no link.
         """
-        compute = compute_time_s(self.model_flops + self.recomputed_flops, self.optimizer_bytes, device)
-        communication = self.communication_time_s(link)
+        compute, communication = self.compute_time_s(device), self.communication_time_s(link)
         return max(compute, communication), compute + communication
+
+    def compute_time_s(self, device: Device) -> float:
+        """Return the seconds of all products of a step at the peak, and of the optimizer at the memory's bandwidth."""
+        return compute_time_s(self.model_flops + self.recomputed_flops, self.optimizer_bytes, device)
 
     def communication_time_s(self, link: Link | MeasuredLink | None) -> float:
         """Return the seconds of all collectives of a step if none overlaps with computation."""

@@ -47,6 +47,6 @@ def test_traffic_is_timed_by_the_link_of_each_collective() -> None:
         name: link_of_fit("measured", name, 2, latency_s=0.0, bytes_per_s=speed, source="here")
         for name, speed in (("all_gather", 1e9), ("all_reduce", 2e9))
     }
-    measured = MeasuredLink(name="measured", by_operation=links, source="here")
+    measured = MeasuredLink(name="measured", by_operation=links, source="here", error=0.1)
     traffic = {name: {"count": 1, "bytes": 10**9} for name in ("all_gather", "all_reduce", "all_to_all")}
     assert traffic_time_s(traffic, 2, measured) == pytest.approx(1.0 + 0.5 + 1.0)  # all_to_all as the all-gather

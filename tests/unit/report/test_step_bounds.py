@@ -1,0 +1,300 @@
+"""Step times beside their lower bounds at measured peaks and links."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchbox.analysis.reconciliation import reconcile
+from benchbox.analysis.summary import summarize
+from benchbox.cli.app import app
+from benchbox.report.html import render_html
+from benchbox.report.markdown import render_markdown
+from benchbox.report.step_bounds import step_bounds
+from benchbox.report.theory import MAX_ROWS
+from benchbox.report.view import build_report
+from benchbox.report.write import write_reports
+from benchbox.store.links import write_links
+from benchbox.store.peaks import write_peaks
+from benchbox.store.predictions import write_predictions
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, example_record, example_run
+from tests.support.links import made_up_links
+from tests.support.peaks import made_up_peaks, rate
+from tests.unit.analysis.test_reconciliation import prediction_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchbox.analysis.reconciliation import Reconciliation
+    from benchbox.report.view import Report
+    from benchbox.spec.cell import Cell
+    from benchbox.store.links import MeasuredLinks
+    from benchbox.store.peaks import MeasuredPeaks
+
+GROUP = "2 cpu ranks with 1 thread"
+FLOPS, OPTIMIZER_BYTES = 12 * 10**9, 2 * 10**8  # 30 ms at 400 GFLOP/s of bfloat16, and 20 ms at 10 GB/s
+PARTS = {"data_wait": 0.01, "compute": 0.7, "core_wait": 0.02, "rank_wait": 0.15, "transfer": 0.12}
+
+
+def record_of(cell: Cell = CELL, launch: int = 1, **environment: Any) -> Any:
+    record: Any = example_record(cell, launch)
+    record["environment"] |= {"threads": 1} | environment
+    return record
+
+
+def with_split(record: Any) -> Any:
+    """Return the record with the parts of every step, as ranks that are timed at their collectives have."""
+    steps = record["step_time_s"]["slowest"]
+    return record | {"step_split_s": {part: {"per_rank": [[share * s for s in steps]] * 2} for part, share in PARTS.items()}}
+
+
+def prediction(record: Any, **changes: Any) -> Any:
+    """Return a prediction of 50 ms of computation."""
+    flops = {"model_flops": FLOPS * 3 // 4, "recomputed_flops": FLOPS // 4, "optimizer_bytes": OPTIMIZER_BYTES}
+    by_ranks = {"collectives_by_ranks": {"2": record["collectives"]}}
+    return prediction_of(record, **({} if record["cell"]["world_size"] == 1 else by_ranks), **{**flops, **changes})
+
+
+def step_time(
+    records: Any,
+    *,
+    peaks: MeasuredPeaks | None = None,
+    links: MeasuredLinks | None = None,
+    **changes: Any,
+) -> Reconciliation:
+    """Return the reconciled step time of a cell."""
+    record = records[0]
+    (summary,) = summarize(example_run([CELL]), records)
+    predicted = prediction(record, **changes)
+    bounds = step_bounds(
+        {CELL.cell_id: predicted},
+        [summary],
+        peaks=lambda _: {GROUP: peaks or made_up_peaks()},
+        links=lambda _: {} if links is None else {"gloo": links},
+    )
+    (*_, entry) = reconcile(predicted, summary, bounds.by_cell[CELL.cell_id])
+    return entry
+
+
+def report_of(record: Any, *, peaks: Any = None, links: Any = None, **changes: Any) -> Report:
+    predictions = {CELL.cell_id: prediction(record, **changes)}
+    return build_report(
+        example_run([CELL]),
+        [record],
+        predictions=predictions,
+        peaks=lambda _: peaks or {},
+        links=lambda _: links or {},
+    )
+
+
+def rows_of_steps(report: Report) -> list[tuple[str, ...]]:
+    assert report.theory is not None
+    return [row for row in report.theory.rows if row[1] == "step time"]
+
+
+def test_a_step_takes_at_least_the_computation_at_the_measured_peaks() -> None:
+    """Products in the dtype of the recipe at their highest rate, and the optimizer at the highest rate of memory."""
+    records = [record_of(launch=launch) for launch in (1, 2, 3)]
+    entry = step_time(records, links=made_up_links(latency_s=1e-6, bytes_per_s=1e9))
+    measured = median(median(record["step_time_s"]["slowest"]) for record in records)
+    assert entry.predicted == pytest.approx(12e9 / 400e9 + 2e8 / 10e9)
+    assert entry.measured == pytest.approx(measured)
+    assert entry.error == pytest.approx(0.05 / measured - 1)
+    assert (entry.quantity, entry.verdict, entry.unit) == ("step time", "confirmed", "s")
+
+
+def test_a_step_takes_at_least_its_collectives_on_the_measured_links() -> None:
+    """Three all-reduces and two all-gathers of 8004 bytes in all, each a millisecond and its bytes at 100 kB/s."""
+    entry = step_time([record_of()], links=made_up_links(bytes_per_s=1e5))
+    assert entry.predicted == pytest.approx(5e-3 + 2 * 8004 / 1e5)
+    assert entry.residual.startswith("1.3 times the bound of communication: ")
+
+
+def test_without_links_the_bound_is_that_of_computation_and_the_note_names_the_command() -> None:
+    report = report_of(record_of(), peaks={GROUP: made_up_peaks()})
+    assert [row[2] for row in rows_of_steps(report)] == ["50.00 ms"]
+    assert report.theory is not None
+    sentence = "The step time of several ranks is that of computation alone: benchbox doctor --links measures their links."
+    assert sentence in report.theory.note
+    linked = report_of(record_of(), peaks={GROUP: made_up_peaks()}, links={"gloo": made_up_links()})
+    assert linked.theory is not None
+    assert sentence not in linked.theory.note
+
+
+def test_a_measured_step_below_the_bound_is_refuted() -> None:
+    entry = step_time([record_of()], model_flops=10 * FLOPS)
+    assert (entry.verdict, entry.error is not None and entry.error > 0) == ("refuted", True)
+    assert entry.residual == (
+        "0.66 times the bound of computation: the measured peaks are too low, or a step does less than predicted"
+    )
+    slow = step_time([record_of()], links=made_up_links(bytes_per_s=1e4))
+    assert (slow.verdict, "the measured links are too low" in slow.residual) == ("refuted", True)
+
+
+def test_a_step_below_the_bound_by_less_than_the_spread_of_the_peaks_is_confirmed() -> None:
+    record = record_of()
+    measured = median(record["step_time_s"]["slowest"])
+    flops = round((1.05 * measured - 0.02) * 400e9)
+    assert step_time([record], model_flops=flops, recomputed_flops=0).verdict == "refuted"
+    uncertain = replace(made_up_peaks(), update=rate(10e9) | {"spread": 0.06})
+    entry = step_time([record], peaks=uncertain, model_flops=flops, recomputed_flops=0)
+    assert entry.verdict == "confirmed"
+    assert entry.error == pytest.approx(0.05)
+    unused = made_up_peaks()
+    unused.matmul["float32"]["large"]["spread"] = 0.5
+    assert step_time([record], peaks=unused, model_flops=flops, recomputed_flops=0).verdict == "refuted"
+
+
+def test_a_step_below_the_bound_by_less_than_the_error_of_the_fitted_links_is_confirmed() -> None:
+    record = record_of()
+    seconds = 1.15 * median(record["step_time_s"]["slowest"])
+    links = made_up_links(latency_s=0.0, bytes_per_s=2 * 8004 / seconds)
+    assert step_time([record], links=links).verdict == "confirmed"
+    slower = made_up_links(latency_s=0.0, bytes_per_s=2 * 8004 / (1.1 * seconds))
+    assert step_time([record], links=slower).verdict == "refuted"
+
+
+def test_the_residual_names_where_the_step_goes() -> None:
+    """Parts below 5% are left out; a launch without parts has phases."""
+    assert step_time([with_split(record_of())]).residual == (
+        "4.3 times the bound of computation: 70% of the step is own work, 15% waiting for other ranks, 12% transfers"
+    )
+    assert step_time([record_of()]).residual == (
+        "4.3 times the bound of computation: 40% of the step is backward, 30% forward, 15% optimizer, 5% data wait, 5% clip"
+    )
+
+
+def test_a_policy_that_has_changed_since_has_no_step_to_compare() -> None:
+    entry = step_time([record_of()], total_numel=5)
+    assert (entry.verdict, "and it has 5 now" in entry.residual) == ("incomparable", True)
+
+
+def test_reports_show_the_bound_as_a_row_and_a_column_and_count_it() -> None:
+    report = report_of(record_of(), peaks={GROUP: made_up_peaks()}, links={"gloo": made_up_links()})
+    ((_, *texts),) = rows_of_steps(report)
+    assert texts[:5] == ["step time", "50.00 ms", "217.0 ms", "-76.96%", "confirmed"]
+    assert report.theory is not None
+    assert "step time confirmed: 1" in report.theory.counts
+    assert "The step time is a lower bound" in report.theory.note
+    ((*_, step),) = report.table.rows
+    assert report.table.columns[-1].name == "predicted step"
+    assert step.line == "50.0 ms (-77.0%, confirmed)"
+    for text in (render_markdown(report), render_html(report)):
+        assert "times the bound of computation" in text
+
+
+def test_without_peaks_a_report_has_no_row_but_the_command_that_measures_them() -> None:
+    report = report_of(record_of())
+    assert report.theory is not None
+    assert rows_of_steps(report) == []
+    assert "predicted step" not in [column.name for column in report.table.columns]
+    assert report.theory.note.endswith(
+        "Step times are not predicted without measured peaks, here of 2 cpu ranks with 1 thread: on the machine of the run, "
+        "benchbox doctor --peaks --ranks 2 measures them, and --links the links."
+    )
+    assert "doctor --peaks" in render_html(report)
+
+
+def test_peaks_of_other_ranks_do_not_bound_a_step() -> None:
+    report = report_of(record_of(), peaks={"4 cpu ranks with 1 thread": made_up_peaks(4)})
+    assert rows_of_steps(report) == []
+
+
+def test_a_cell_of_one_rank_needs_no_links() -> None:
+    cell = replace(CELL, backend="single", world_size=1)
+    record = record_of(cell)
+    predictions = {cell.cell_id: prediction(record, world_size=1)}
+
+    def report(peaks: Any) -> Report:
+        return build_report(example_run([cell]), [record], predictions=predictions, peaks=lambda _: peaks)
+
+    (row,) = rows_of_steps(report({"1 cpu rank with 1 thread": made_up_peaks(1)}))
+    assert row[2] == "50.00 ms"
+    bare = report({}).theory
+    assert bare is not None
+    assert bare.note.endswith("benchbox doctor --peaks --ranks 1 measures them.")
+
+
+def test_predictions_of_an_older_benchbox_have_no_row() -> None:
+    """They do not say among how many ranks collectives run."""
+    record = record_of()
+    older = prediction(record)
+    del older["collectives_by_ranks"]
+    report = build_report(
+        example_run([CELL]),
+        [record],
+        predictions={CELL.cell_id: older},
+        peaks=lambda _: {GROUP: made_up_peaks()},
+        links=lambda _: {"gloo": made_up_links()},
+    )
+    assert report.theory is not None
+    assert [row[1] for row in report.theory.rows] == ["peak memory", "communication"]
+
+
+def test_keys_of_a_newer_benchbox_in_a_prediction_are_ignored() -> None:
+    assert step_time([record_of()], kernels=7).predicted == pytest.approx(0.05)
+
+
+def test_launches_of_two_machines_have_no_bound() -> None:
+    cells = [CELL, replace(CELL, backend="zero2")]
+    records = [record_of(cell, machine=machine) for cell, machine in zip(cells, "ab", strict=True)]
+    predictions = {cell.cell_id: prediction(record) for cell, record in zip(cells, records, strict=True)}
+    report = build_report(example_run(cells), records, predictions=predictions, peaks=lambda _: {GROUP: made_up_peaks()})
+    assert rows_of_steps(report) == []
+
+
+def test_of_many_rows_confirmed_step_times_are_shown_last() -> None:
+    """Each is far from its bound, and would push errors of memory out of the section."""
+    cells = [replace(CELL, seed=seed) for seed in range(MAX_ROWS // 2 + 1)]
+    records = [record_of(cell) for cell in cells]
+    predictions = {cell.cell_id: prediction(record) for cell, record in zip(cells, records, strict=True)}
+    section = build_report(
+        example_run(cells), records, predictions=predictions, peaks=lambda _: {GROUP: made_up_peaks()}
+    ).theory
+    assert section is not None
+    assert {row[1] for row in section.rows} == {"peak memory", "communication"}
+    assert "and step times last" in section.left_out
+    assert f"step time confirmed: {len(cells)}" in section.counts
+
+
+def test_on_a_gpu_products_in_float32_may_run_as_tf32() -> None:
+    cell = replace(CELL, recipe="fp32")
+    record: Any = example_record(cell, cuda=True)
+    record["environment"]["threads"] = 1
+    measured = made_up_peaks()
+    peaks = replace(measured, device="cuda", matmul={**measured.matmul, "tf32": {"large": rate(300e9)}})
+    (summary,) = summarize(example_run([cell]), [record])
+    bounds = step_bounds({cell.cell_id: prediction(record)}, [summary], peaks=lambda _: {"2 cuda ranks": peaks}, links=None)
+    assert bounds.by_cell[cell.cell_id].seconds == pytest.approx(12e9 / 300e9 + 2e8 / 10e9)
+
+
+def test_written_reports_and_estimates_of_a_run_read_the_peaks_and_links_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_peaks("example-cpu-2-cores", made_up_peaks())
+    write_links("example-cpu-2-cores", "gloo", made_up_links(bytes_per_s=1e5))
+    store, record = RunStore(tmp_path / "run"), record_of()
+    store.write_run(example_run([CELL]))
+    store.write_record(record)
+    path = write_predictions(store.path, {CELL.cell_id: prediction(record)}, {})
+    assert "| step time | 165.1 ms | 217.0 ms | " in write_reports(store.path).markdown.read_text()
+
+    monkeypatch.setattr("benchbox.cli.predicting.predict_run", lambda *_: path)
+    command = ["estimate", str(store.path)]
+    text = CliRunner().invoke(app, command, catch_exceptions=False).output
+    assert "backend=ddp: step time confirmed\n  predicted 165.1 ms, measured 217.0 ms, error -23.93%; 1.3 times" in text
+    entries = json.loads(CliRunner().invoke(app, [*command, "--format", "json"], catch_exceptions=False).output)
+    assert [(entry["quantity"], entry["unit"]) for entry in entries] == [
+        ("peak memory", "bytes"),
+        ("communication", "bytes"),
+        ("step time", "s"),
+    ]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert "benchbox doctor --peaks --ranks 2" in CliRunner().invoke(app, command, catch_exceptions=False).output
