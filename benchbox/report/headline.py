@@ -91,6 +91,7 @@ def _axis_value(cell: Mapping[str, object], field: str) -> str:
 def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
     """Quote the ratios of settled pairs, and count the others."""
     ratios = [comparison.ratio for comparison in pairs if comparison.ratio is not None and comparison.is_settled]
+    searches = sum(comparison.is_search for comparison in pairs)
     pairs = [comparison for comparison in pairs if not comparison.is_search]
     unsettled = len(pairs) - len(ratios)
     if not pairs:
@@ -105,6 +106,8 @@ def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
         text += f" in {len(ratios)} of {len(pairs)} pairs of cells"
     if unsettled:
         text += "; launches do not settle the rest" if unsettled > 1 else "; launches do not settle the other"
+    if searches:
+        text += f"; of {searches} more, launches only searched for a batch"
     return f"{text}."
 
 

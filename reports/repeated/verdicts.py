@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.summary import label, summarize
 from benchbox.store.run import RunStore
@@ -28,11 +28,12 @@ def main(paths: list[Path]) -> None:
     for path in paths:
         store = RunStore(path)
         run = store.run()
-        results = certificates(run, summarize(run, store.records()))
+        summaries = summarize(run, store.records())
+        results = certificates(run, summaries)
         for result in results:
             setup = label(result.batches[0].cell, ("backend", "cams", "attention", "checkpointing"))
             largest[setup].append(None if result.largest is None else result.largest.cell["batch"])
-        for comparison in compare_best_batches(results, run.reference, run.matrix["axes"]):
+        for comparison in compare_run(run, summaries, results).walks:
             pairs[label(comparison.subject.cell, ("backend", "cams", "attention", "checkpointing"))].append(comparison)
     print(f"# {len(paths)} repetitions of one command\n")
     print("Throughput of a set-up at its fastest batch over that of zero2 at its own, with the interval, by repetition.\n")
@@ -40,16 +41,21 @@ def main(paths: list[Path]) -> None:
     print("|---|" + "---|" * len(paths))
     for setup, comparisons in pairs.items():
         print(f"| {setup} |", *(f"{_text(comparison)} |" for comparison in comparisons))
-    contradictions = overlaps = compared = settled = 0
+    contradictions = overlaps = compared = both = settled = 0
     for comparisons in pairs.values():
         settled += sum(comparison.verdict in SETTLED for comparison in comparisons)
         for first, second in combinations(comparisons, 2):
             compared += 1
-            contradictions += first.verdict in SETTLED and second.verdict in SETTLED and first.verdict != second.verdict
+            is_settled = first.verdict in SETTLED and second.verdict in SETTLED
+            both += is_settled
+            contradictions += is_settled and first.verdict != second.verdict
             overlaps += _overlap(first, second)
     total = sum(map(len, pairs.values()))
-    print(f"\n{settled} of {total} verdicts are settled. Of {compared} pairs of repetitions, ", end="")
-    print(f"{contradictions} have settled verdicts that differ, and the intervals of {overlaps} overlap.\n")
+    print(
+        f"\n{settled} of {total} verdicts are settled. Of {compared} pairs of repetitions, {both} have two settled verdicts, ",
+        end="",
+    )
+    print(f"of which {contradictions} differ, and the intervals of {overlaps} overlap.\n")
     print("Largest batch that fits, by repetition:\n")
     print("| set-up |", *(f"{number} |" for number in range(1, len(paths) + 1)))
     print("|---|" + "---:|" * len(paths))

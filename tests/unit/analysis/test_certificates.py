@@ -256,7 +256,8 @@ def test_one_pair_of_cells_has_one_verdict_as_walks_and_at_the_same_batch(tmp_pa
         "1 against 1 launches, which searched for the batch and settle nothing",
         "7 against 7 launches, 0.47x to 0.53x with 99% confidence: slower",
     ]
-    assert headline.sentences == ("fsdp1_full trains at 0.50x the samples/s of zero2.",)
+    text = "fsdp1_full trains at 0.50x the samples/s of zero2; of 1 more, launches only searched for a batch."
+    assert headline.sentences == (text,)
 
 
 def test_launches_that_search_settle_nothing_where_no_other_batch_is_the_fastest_of_both_walks(tmp_path):

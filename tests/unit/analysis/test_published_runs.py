@@ -40,6 +40,11 @@ def test_a_published_run_has_its_report_and_tables_and_a_row_in_the_index(path):
     assert f"| `{path.name}/` |" in (REPORTS / "README.md").read_text()
 
 
+def test_the_verdicts_of_the_repeated_runs_are_those_of_their_records(capsys):
+    load_script(REPORTS / "repeated" / "verdicts.py").main(REPEATED)
+    assert capsys.readouterr().out == (REPORTS / "repeated" / "verdicts.md").read_text()
+
+
 @pytest.fixture
 def measure():
     """The script of `make published`."""
