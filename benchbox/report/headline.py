@@ -42,18 +42,25 @@ class Headline:
 
 
 def build_headline(
-    comparisons: Mapping[str, Comparison], axes: Sequence[str], cell_ids: Sequence[str], cell_lists: CellLists
+    comparisons: Sequence[Comparison],
+    axes: Sequence[str],
+    cell_ids: Sequence[str],
+    cell_lists: CellLists,
+    *,
+    walks: Sequence[Comparison] = (),
 ) -> Headline:
-    """Build the headline of a run from its comparisons, by cell id.
+    """Build the headline of a run from its comparisons.
 
     Args:
+        comparisons: of cells.
         axes: fields that vary.
         cell_ids, cell_lists: of all cells of the run, in the same order.
+        walks: comparisons of walks, each at its fastest batch.
     """
-    shown = [comparison for comparison in comparisons.values() if comparison.ratio is not None]
+    shown = [comparison for comparison in (*walks, *comparisons) if comparison.ratio is not None]
     positions = {cell_id: position for position, cell_id in enumerate(cell_ids)}
     refused: dict[str, list[CellSummary]] = defaultdict(list)
-    for comparison in comparisons.values():
+    for comparison in (*walks, *comparisons):
         if comparison.ratio is None:
             refused[str(comparison.reason)].append(comparison.subject)
 
@@ -62,23 +69,36 @@ def build_headline(
             return label(summaries[0].cell, axes)
         return cell_lists.text([positions[summary.cell_id] for summary in summaries])
 
-    by_pair: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
-    for comparison in shown:
-        by_pair[_pair_names(comparison)].append(comparison)
-    axis = " and ".join(shown[0].axis) if shown else ""
+    of_walks = [comparison for comparison in walks if comparison.ratio is not None]
+    by_pair: dict[tuple[str, str, bool], list[Comparison]] = defaultdict(list)
+    for number, comparison in enumerate(shown):
+        is_walk = number < len(of_walks)
+        by_pair[*_pair_names(comparison, without="batch" if is_walk else None), is_walk].append(comparison)
     return Headline(
-        sentences=tuple(_sentence(*pair, pairs) for pair, pairs in by_pair.items()),
-        compared=f"Pairs differ in {axis} and in nothing else, requested or observed." if shown else "",
+        sentences=tuple(
+            _sentence(subject, reference, pairs, where=", each at its fastest batch" if is_walk else "")
+            for (subject, reference, is_walk), pairs in by_pair.items()
+        ),
+        compared=_compared(shown, with_walks=bool(of_walks)),
         cards=tuple(_card(comparison, axes) for comparison in shown),
         refused=tuple(f"{cells_text(summaries)}: {reason}" for reason, summaries in refused.items()),
         refused_cells=sum(map(len, refused.values())),
     )
 
 
-def _pair_names(comparison: Comparison) -> tuple[str, str]:
+def _compared(shown: Sequence[Comparison], *, with_walks: bool) -> str:
+    """Return what the cells of a pair share."""
+    if not shown:
+        return ""
+    axis = " and ".join(field for field in shown[-1].axis if not (with_walks and field == "batch"))
+    fastest = ", of walks also in the batch, which is the fastest of each," if with_walks else ""
+    return f"Pairs differ in {axis}{fastest} and in nothing else, requested or observed."
+
+
+def _pair_names(comparison: Comparison, *, without: str | None = None) -> tuple[str, str]:
     assert comparison.reference is not None
     subject, reference = (
-        " ".join(_axis_value(cell, field) for field in comparison.axis)
+        " ".join(_axis_value(cell, field) for field in comparison.axis if field != without)
         for cell in (comparison.subject.cell, comparison.reference.cell)
     )
     return subject, reference
@@ -88,7 +108,7 @@ def _axis_value(cell: Mapping[str, object], field: str) -> str:
     return str(cell[field]) if field in ("backend", "policy", "recipe", "attention") else label(cell, (field,))
 
 
-def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
+def _sentence(subject: str, reference: str, pairs: Sequence[Comparison], *, where: str) -> str:
     """Quote the ratios of settled pairs, and count the others."""
     ratios = [comparison.ratio for comparison in pairs if comparison.ratio is not None and comparison.is_settled]
     searches = sum(comparison.is_search for comparison in pairs)
@@ -99,11 +119,11 @@ def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
     if not ratios:
         more = max((comparison.more_launches or 0 for comparison in pairs), default=0)
         remedy = f": {more} more of each cell could" if more else ""
-        return f"Launches do not settle whether {subject} or {reference} trains faster{remedy}."
+        return f"Launches do not settle whether {subject} or {reference} trains faster{where}{remedy}."
     low, high = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
-    text = f"{subject} trains at {low if low == high else f'{low} to {high}'} the samples/s of {reference}"
+    text = f"{subject} trains at {low if low == high else f'{low} to {high}'} the samples/s of {reference}{where}"
     if len(pairs) > 1:
-        text += f" in {len(ratios)} of {len(pairs)} pairs of cells"
+        text += f"{',' if where else ''} in {len(ratios)} of {len(pairs)} pairs of cells"
     if unsettled:
         text += "; launches do not settle the rest" if unsettled > 1 else "; launches do not settle the other"
     if searches:

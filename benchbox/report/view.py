@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.best_batches import compare_run
+from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import (
@@ -197,7 +197,13 @@ def build_report(
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
         answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria, walks=walks),
-        headline=build_headline(_comparable(run, compared.cells), axes, [summary.cell_id for summary in summaries], cell_lists),
+        headline=build_headline(
+            _comparable(run, compared),
+            axes,
+            [summary.cell_id for summary in summaries],
+            cell_lists,
+            walks=compared.walks,
+        ),
         walks=walk_section(walks, compared.walks, axes),
         axes=axes,
         cards=cell_cards(run, summaries, axes, table_columns, rows, {cell.cell_id: cell for cell in observed}),
@@ -227,15 +233,23 @@ def build_report(
     )
 
 
-def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
-    """Return the comparisons without those of batches that one of two walks did not try, or that do not fit: no failure."""
+def _comparable(run: Run, compared: RunComparisons) -> list[Comparison]:
+    """Return the comparisons of cells. Those of walks stand for their batches; until they have ended, the batches do.
+
+    Batches that one of two walks did not try, or that do not fit, are left out: they are no failures.
+    """
     walked = {cell_id for walk in run.walks for cell_id in walk["cells"]}
-    return {
-        cell_id: comparison
-        for cell_id, comparison in comparisons.items()
+    return [
+        comparison
+        for cell_id, comparison in compared.cells.items()
         if cell_id not in walked
-        or not (comparison.subject.beyond_memory or comparison.reference is None or comparison.reference.beyond_memory)
-    }
+        or not (
+            compared.walks
+            or comparison.subject.beyond_memory
+            or comparison.reference is None
+            or comparison.reference.beyond_memory
+        )
+    ]
 
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:
