@@ -1,6 +1,6 @@
 """Comparison of cells that ask for the same training: loss and gradient norm by step, relative to a reference cell.
 
-Backend, ranks, micro-batches, attention kernel, checkpointing and compilation change the order of sums and nothing else. Cells
+Backend, ranks, micro-batches, attention kernel, checkpointing, compilation and padding change the order of sums and nothing else. Cells
 that differ only in these form a group. What rounding may change is the tolerance of their recipe (`benchbox.registry.recipes`);
 a cell beyond it is `diverged`: its gradients are wrong, or its losses are not those of the same samples.
 """
@@ -31,7 +31,7 @@ NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 # They change how a training is computed, not which one it is. Their product, the global batch, is compared instead.
 _SPLIT = ("batch", "accumulation", "world_size")
-_FREE = (*_SPLIT, "backend", "shard_size", "attention", "checkpointing", "compile")
+_FREE = (*_SPLIT, "backend", "shard_size", "attention", "checkpointing", "compile", "padding")
 
 # Values near zero differ by large factors that mean nothing: differences are relative to at least this part of the largest.
 _SMALLEST_SCALE = 0.1

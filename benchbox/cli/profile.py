@@ -67,6 +67,9 @@ def profile(
         if sets or only:
             raise ConfigurationError("--cell names a cell of a run as it was measured: --set and --only are for a matrix")
         name, selected, measure = _cell_of_run(source, cell)
+    if selected.padding != "full":
+        message = "profile times some steps and counts another one, and under padding: longest they differ in shape"
+        raise ConfigurationError(f"{message}: profile the cell with padding: full")
     prepare_statistics(selected.data, [selected.seed], Console(highlight=False))
     folder = out or Path("runs") / f"{name}-profile" / selected.cell_id
     print(f"profiling {_describe(selected)}", flush=True)

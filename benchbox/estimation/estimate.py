@@ -21,6 +21,7 @@ from benchbox.backends.base import DTYPES
 from benchbox.backends.deferred import materialise_policy
 from benchbox.data.loading.loader import open_samples, stacked_samples
 from benchbox.data.loading.packing import pack
+from benchbox.data.loading.trimming import Extent
 from benchbox.data.order.frames import SampleKey
 from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.data.samples.synthetic import SyntheticSamples
@@ -35,13 +36,14 @@ from benchbox.registry.backends import DEFAULT_SHARD_SIZE
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
+from benchbox.session.build import trimmable_parts
 from benchbox.session.construction import construct_policy
 from benchbox.theory.prediction import Estimate, predict
 from benchbox.theory.sharding import MODELS
 from benchbox.theory.structure import CellSetup, Structure, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
     from typing import Literal
 
@@ -56,6 +58,7 @@ _MOST_SAMPLES = 8  # of the global batch that are read to see which optional par
 # Parameters times samples. Up to here a step on real tensors takes less time than one on fake tensors, where even the smallest
 # operation is slow: 0.2 s and 0.9 s for a tiny policy, 1.2 s and 1.9 s for 33 M parameters and two samples.
 MAX_REAL_WORK = 2**26
+_TRIMMED = "with the texts and cameras of the first samples: a batch with a longer text or more cameras needs more memory"
 _CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
 _Trace = tuple[Structure, Timeline, tuple[str, ...]]
 # Numbers that an optimizer keeps for each element: two moments, and KahanAdamW what rounding lost.
@@ -175,7 +178,11 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
     if statistics:
         policy.load_statistics(list(statistics))
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
-    batch, batch_bytes = _read_batch(cell, samples)
+    generates = cell.data.kind == "synthetic" and hasattr(policy, "own_samples")
+    trimmable = trimmable_parts(cell, None if generates else policy.batch_spec())
+    if trimmable:
+        notes = (*notes, _TRIMMED)
+    batch, batch_bytes = _read_batch(cell, samples, trimmable)
     policy.to(DTYPES[recipe.storage])
     mode: FakeTensorMode | nullcontext[None] = nullcontext()
     if not is_real:
@@ -230,20 +237,26 @@ def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleMaker, tuple[str, .
         return SyntheticSamples(spec, cell.seed), (note,)
 
 
-def _read_batch(cell: Cell, samples: SampleMaker) -> tuple[Batch, int]:
+def _read_batch(cell: Cell, samples: SampleMaker, trimmable: Collection[str] = ()) -> tuple[Batch, int]:
     """Return a micro-batch of a rank, and the bytes of the memory that it is packed in.
 
     A mask of the first sample is set wherever it is set in any sample of the global batch, because the ranks agree on the
-    optional parts that any of them has.
+    optional parts that any of them has. The batch is trimmed to what these samples have, since the peak is that of the rank
+    with the longest texts.
     """
     frames = len(samples) if isinstance(samples, MixtureSamples) else None
 
     def keys(start: int, stop: int) -> list[SampleKey]:  # a batch may have more samples than a dataset has frames
         return [SampleKey(0, index if frames is None else index % frames) for index in range(start, stop)]
 
-    packed = pack(stacked_samples(samples, keys(0, cell.batch)))
+    parts = stacked_samples(samples, keys(0, cell.batch))
+    others = stacked_samples(samples, keys(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES)))
+    if trimmable:
+        extent = Extent.of([*parts, *others], trimmable)
+        parts, others = [extent.cut(part) for part in parts], [extent.cut(part) for part in others]
+    packed = pack(parts)
     batch = packed.unpack()
-    for part in stacked_samples(samples, keys(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES))):
+    for part in others:
         for name, values in part.items():
             if values.dtype == torch.bool:
                 batch[name][0] |= values.any(dim=0)

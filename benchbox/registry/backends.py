@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from benchbox.errors import ConfigurationError, Problem
-from benchbox.registry.contracts import CompileMode
+from benchbox.registry.contracts import AttentionKernel, CompileMode, PaddingMode
 from benchbox.registry.extensions import load_target, with_extensions
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recipes import Recipe, recipe_by_name, recipes
@@ -19,6 +19,9 @@ GROUP = "benchbox.backends"
 DEFAULT_SHARD_SIZE = 2
 
 _RECOMPUTED_INSIDE = "a policy that is compiled as a whole recomputes inside its graph, unseen: write compile: blocks"
+_COMPILED_BY_LENGTH = (
+    "FlexAttention is compiled for every length of a batch, unseen: write padding: full, or attention: sdpa"
+)
 
 
 class SetUp(Protocol):
@@ -34,6 +37,10 @@ class SetUp(Protocol):
     def checkpointing(self) -> bool: ...
     @property
     def compile(self) -> CompileMode: ...
+    @property
+    def attention(self) -> AttentionKernel: ...
+    @property
+    def padding(self) -> PaddingMode: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,8 @@ class BackendInfo:
             return f"{self.name} refuses compile: {cell.compile}: {self.no_other_compile_because}"
         if cell.compile == "model" and cell.checkpointing:
             return _RECOMPUTED_INSIDE
+        if cell.padding == "longest" and cell.attention == "flex":
+            return _COMPILED_BY_LENGTH
         return None
 
     def ranks_refusal(self, world_size: int, shard_size: int | None = None) -> str | None:

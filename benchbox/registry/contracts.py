@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 AttentionKernel = Literal["eager", "sdpa", "flex", "native"]  # native: whatever the policy runs
 CompileMode = Literal["off", "blocks", "model"]  # what torch.compile compiles: nothing, each layer, the whole policy
+PaddingMode = Literal["full", "longest"]  # of a batch: to the sizes of the spec, or to those of its longest sample
+Trimmable = Literal["cameras", "prompt", "response", "memory", "metadata", "fast"]
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]  # what is given, and what is predicted
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
@@ -88,6 +90,9 @@ class BatchSpec:
     cues: Mapping[str, str] = field(default_factory=dict)  # name: a fixed text that stands between blocks of the prefix
     state_normalisation: NormalisationMode = "quantile"
     action_normalisation: NormalisationMode = "mean_std"
+    # Parts whose padding may be left out where no sample of a micro-batch has them: columns of cameras, and the ends of texts. A
+    # part is in it only if losses do not depend on its padding, neither through attention nor through positions or slots.
+    trimmable: tuple[Trimmable, ...] = ()
 
     def fields(self, *, acting: bool = False) -> tuple[str, ...]:
         """Return the keys of a batch of this spec; with `acting`, those that are available before acting."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from benchbox.backends.base import Backend
     from benchbox.data.loading.loader import MicroBatchStream
-    from benchbox.registry.contracts import Policy
+    from benchbox.registry.contracts import BatchSpec, Policy
     from benchbox.registry.weights import LoadedWeights
     from benchbox.spec.cell import Cell
 
@@ -88,11 +88,13 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
     Raises:
         ConfigurationError: the data cannot be brought into the form that the policy needs.
         DataError: the dataset is missing or damaged.
+        UnsupportedError: padding is to be left out, and the policy declares no part of its batches for which that may be.
     """
     own_samples = policy.own_samples(cell.seed) if cell.data.kind == "synthetic" and hasattr(policy, "own_samples") else None
+    spec = policy.batch_spec() if own_samples is None else None
     return open_stream(
         cell.data,
-        policy.batch_spec() if own_samples is None else None,
+        spec,
         batch=cell.batch,
         accumulation=cell.accumulation,
         rank=rank,
@@ -102,7 +104,25 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
         start_step=start_step,
         own_samples=own_samples,
         on_host=on_host,
+        trimmable=trimmable_parts(cell, spec),
     )
+
+
+def trimmable_parts(cell: Cell, spec: BatchSpec | None) -> tuple[str, ...]:
+    """Return the parts of a micro-batch whose common padding is left out; none where the cell asks for full padding.
+
+    Args:
+        spec: None for a policy that generates its samples.
+
+    Raises:
+        UnsupportedError: padding is to be left out, and the policy declares no part for which that may be.
+    """
+    if cell.padding == "full":
+        return ()
+    if spec is None or not spec.trimmable:
+        message = f"{cell.policy} declares no part of its batches whose padding may be left out (BatchSpec.trimmable)"
+        raise UnsupportedError(f"{message}: write padding: full")
+    return spec.trimmable
 
 
 def build_session(

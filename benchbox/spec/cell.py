@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchbox.registry.contracts import AttentionKernel, CompileMode, Mode
+from benchbox.registry.contracts import AttentionKernel, CompileMode, Mode, PaddingMode
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.optim import ADDED_LATER as ADDED_LATER
 from benchbox.spec.optim import OptimSpec as OptimSpec
@@ -103,6 +103,14 @@ class Cell:
     compile: CompileMode = field(
         default="off",
         metadata=about("What torch.compile compiles: off, blocks (each layer) or model (the whole policy).") | ADDED_LATER,
+    )
+    padding: PaddingMode = field(
+        default="full",
+        metadata=about(
+            "Padding of a micro-batch: full, to the sizes of the policy, or longest, without cameras that no sample has and with "
+            "texts as long as the longest."
+        )
+        | ADDED_LATER,
     )
     recipe: RecipeName = field(default="bf16_master", metadata=about("The precision recipe."))
     freeze: FreezeName = field(

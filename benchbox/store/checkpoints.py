@@ -30,9 +30,9 @@ MANIFEST = "checkpoint.json"
 _PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
 _CHUNK_BYTES = 1 << 24
 # Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, whether
-# activations are recomputed, what is compiled. The samples of a step stay the same.
+# activations are recomputed, what is compiled, whether padding is left out. The samples of a step stay the same.
 _SPLIT = ("batch", "accumulation", "world_size")
-_CHANGEABLE = {"backend", "shard_size", "checkpointing", "compile", *_SPLIT}
+_CHANGEABLE = {"backend", "shard_size", "checkpointing", "compile", "padding", *_SPLIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
 from benchbox.measure.memory import limit_memory, peak_memory, reset_peak_memory
+from benchbox.measure.outlines import OutlinedBatches
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import StepProbe
 from benchbox.registry.recipes import recipe_by_name
@@ -23,20 +24,18 @@ from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cel
 from benchbox.session.construction import construction_of
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
-from benchbox.theory.flops import sum_costs, training_cost
 from benchbox.worker.expected import check_backend, check_compilation, check_step
 from benchbox.worker.reporting import Reporter
+from benchbox.worker.step_flops import mean_flops, probed_flops
 from benchbox.worker.steps import run_steps, synchronize_ranks, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import Tensor
 
     from benchbox.measure.phases import ProgressTracker
-    from benchbox.registry.contracts import Batch, Policy
-    from benchbox.registry.launch_record import TowerFlops, WeightsRecord
+    from benchbox.registry.launch_record import WeightsRecord
     from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_result import RankResult
@@ -46,7 +45,6 @@ _UNCHECKED_REASON = (
     "the steps were timed, but the probe after them did not complete: attention kernel, checkpointing and dtypes were not "
     "checked against the request"
 )
-_NO_COST = "the policy declares no cost: it has no method `work`"
 
 
 def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
@@ -85,8 +83,10 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
         reporter.enter_stage("measure", spec.steps)
         clock, collectives = PhaseClock(device), CollectiveClock(device)
+        outlined = OutlinedBatches(stream) if cell.padding != "full" else None  # then steps differ in shape
+        batches = stream if outlined is None else outlined
         with compilation.of_measured_steps(), collectives:
-            measured = run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
+            measured = run_steps(session, batches, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
         times = clock.drain()
         host_use = host.close(rank)
         collective_times, collective_times_reason = collectives.result()
@@ -148,6 +148,11 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         memory = device_memory or probed.memory
         assert memory is not None, "the probe measures memory where the device has no counters"
 
+        if outlined is None:
+            flops, use = probed_flops(meta_policy, probed, times.step_s, device)
+        else:
+            flops, use = mean_flops(meta_policy, probed, outlined.outlines, times.step_s, device)
+
         reporter.enter_stage("write")
         complete: RankResult = {
             **timed,
@@ -159,12 +164,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             },
             "memory": memory,
             "collectives": probed.collectives,
-            "flops": {
-                **probed.flops,
-                "per_tower": _tower_flops(meta_policy, probed.micro_batches, device),
-                "per_tower_reason": None if meta_policy else _NO_COST,
-            },
-            **probed.utilisation(times.step_s),
+            "flops": flops,
+            **use,
             "unchecked_reason": None,
         }
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict(), indent=None)
@@ -178,21 +179,6 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             checkpointed=probed.checkpointed_modules,
             stepped=facts.stepped,
         )
-
-
-def _tower_flops(policy: Policy | None, micro_batches: list[Batch], device: torch.device) -> dict[str, TowerFlops] | None:
-    """Return the cost of a step with these micro-batches on this rank, by tower; None if the policy (None) declares no cost.
-
-    `policy` must not be sharded: the formulas need the full sizes of its layers.
-    """
-    if policy is None:
-        return None
-    batches = ({name: tensor.to(device) for name, tensor in batch.items()} for batch in micro_batches)
-    costs = sum_costs(training_cost(policy.work(batch)) for batch in batches)
-    return {
-        tower: {"forward": cost.forward, "backward": cost.backward, "recomputed": cost.recomputed}
-        for tower, cost in costs.items()
-    }
 
 
 def _read_finite(name: str, results: Sequence[StepResult], value: Callable[[StepResult], Tensor]) -> list[float]:

@@ -10,8 +10,11 @@ import torch.distributed as dist
 from benchbox.measure.memory import release_cached_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from benchbox.data.loading.loader import MicroBatchStream
     from benchbox.measure.phases import Instrument
+    from benchbox.registry.contracts import Batch
     from benchbox.session import Session, StepResult
     from benchbox.worker.reporting import Reporter
 
@@ -27,7 +30,7 @@ def warm_up(
 
 
 def run_steps(
-    session: Session, stream: MicroBatchStream, count: int, instruments: Instrument, reporter: Reporter
+    session: Session, stream: Iterable[Batch], count: int, instruments: Instrument, reporter: Reporter
 ) -> list[StepResult]:
     """Take `count` steps and report progress after each, outside of what the instruments see."""
     results = []

@@ -89,6 +89,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             accumulation=cell.accumulation,
             compute=recipe.compute,
             is_partial=lambda: session.backend.skips_frozen_work,
+            varies=cell.padding != "full",
         )
         gauges = TrainingGauges(
             waits,

@@ -303,6 +303,7 @@ class CosmosDroid(PrefixPolicy):
             latent_shape=(config.horizon // TEMPORAL_FACTOR, self.cameras, LATENT_CHANNELS, *latent_size),
             state_normalisation=config.normalisation,
             action_normalisation=config.normalisation,
+            trimmable=("prompt",),  # not the cameras: their slots are columns of the grid of positions
         )
 
     def parameter_roles(self) -> dict[str, Role]:

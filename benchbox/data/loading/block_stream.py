@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchbox.data.loading.packing import PackedSamples, allocate
+from benchbox.data.loading.packing import PackedSamples, allocate, pack
+from benchbox.data.loading.trimming import trim
 from benchbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from benchbox.data.loading.packing import PackedField
     from benchbox.data.order.episode_shuffle import EpisodeShuffle
@@ -119,15 +120,25 @@ class BlockBatches:
 
     Args:
         load_block: returns the rows of the next block of `blocks`.
+        trimmable: parts of a micro-batch without the padding that all its samples share.
     """
 
-    def __init__(self, blocks: RankBlocks, load_block: Callable[[], PackedSamples], *, batch: int, pinned: bool) -> None:
+    def __init__(
+        self,
+        blocks: RankBlocks,
+        load_block: Callable[[], PackedSamples],
+        *,
+        batch: int,
+        pinned: bool,
+        trimmable: Collection[str] = (),
+    ) -> None:
         self.buffer = SampleBuffer(blocks.lanes * blocks.order.block)
         self._blocks = blocks
         self._tasks = blocks.tasks()
         self._load_block = load_block
         self._batch = batch
         self._pinned = pinned
+        self._trimmable = trimmable
         self._position = blocks.start
         self._slots: dict[int, deque[int]] = {}  # of the rows of a block that are still in the buffer, as they are drawn
 
@@ -148,7 +159,9 @@ class BlockBatches:
             if not self._slots[number]:
                 del self._slots[number]
         self._position += self._batch
-        return self.buffer.take(slots, pinned=self._pinned)
+        if not self._trimmable:
+            return self.buffer.take(slots, pinned=self._pinned)
+        return pack(trim([self.buffer.take(slots).unpack()], self._trimmable), pinned=self._pinned)
 
     def _load_next(self) -> None:
         number, drawn = next(self._tasks)

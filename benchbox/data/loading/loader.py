@@ -11,6 +11,7 @@ from benchbox.data.dataset.lerobot import LeRobotDataset, open_dataset, open_tra
 from benchbox.data.loading.block_stream import BlockBatches, RankBlocks
 from benchbox.data.loading.packing import PackedSamples, pack
 from benchbox.data.loading.prefetch import CudaCopier
+from benchbox.data.loading.trimming import trim
 from benchbox.data.order.correlation import EpisodeCorrelation, matches_by_chance
 from benchbox.data.order.episode_shuffle import EpisodeShuffle
 from benchbox.data.order.frames import FrameOrder, MicroBatchSampler, SampleKey
@@ -22,7 +23,7 @@ from benchbox.data.video.decoders import choose_decoder
 from benchbox.errors import ConfigurationError, DataError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
 
     from benchbox.data.format.metadata import Statistics
     from benchbox.data.loading.prefetch import Copier
@@ -134,10 +135,17 @@ class MicroBatchStream:
 
 
 def load_samples(
-    samples: SampleMaker, sampler: Iterable[list[SampleKey]], workers: int, *, pin_memory: bool = False
+    samples: SampleMaker,
+    sampler: Iterable[list[SampleKey]],
+    workers: int,
+    *,
+    pin_memory: bool = False,
+    trimmable: Collection[str] = (),
 ) -> Generator[PackedSamples]:
     """Return an iterator over the samples of the lists of keys in `sampler`. It owns the worker processes, which load ahead
     and end when it is closed.
+
+    The padding that all samples of a list share is left out of the parts that are `trimmable`.
 
     Its `next` raises the ConfigurationError or DataError of a sample, and ends the workers.
     """
@@ -145,7 +153,7 @@ def load_samples(
         # DataLoader's thread that pins memory sets one thread for itself, and for all that have not asked for their number yet.
         torch.get_num_threads()
     loader = DataLoader(
-        _KeysDataset(samples),
+        _KeysDataset(samples, trimmable),
         batch_size=None,  # an index of the sampler is already complete
         sampler=sampler,
         num_workers=workers,  # torch gives each of them one thread
@@ -165,12 +173,13 @@ def _raise_errors(items: Iterator[PackedSamples | ConfigurationError | DataError
 class _KeysDataset(Dataset):
     """Dataset whose indices are lists of sample keys."""
 
-    def __init__(self, samples: SampleMaker) -> None:
+    def __init__(self, samples: SampleMaker, trimmable: Collection[str]) -> None:
         self.samples = samples
+        self.trimmable = trimmable
 
     def __getitem__(self, keys: list[SampleKey]) -> PackedSamples | ConfigurationError | DataError:
         try:
-            return pack(stacked_samples(self.samples, keys))
+            return pack(trim(stacked_samples(self.samples, keys), self.trimmable))
         except (ConfigurationError, DataError) as error:
             return error  # returned, because an error raised in a worker arrives with the traceback of that worker
 
@@ -195,6 +204,7 @@ def open_stream(
     start_step: int = 0,
     own_samples: SampleSource | None = None,
     on_host: bool = False,
+    trimmable: Collection[str] = (),
 ) -> MicroBatchStream:
     """Open the stream of one rank's micro-batches for the policy's `spec`, beginning with step `start_step`.
 
@@ -206,6 +216,7 @@ def open_stream(
         spec: None for a policy that generates its `own_samples`.
         order: frame_shuffle, episode_shuffle or sequential.
         on_host: whether micro-batches stay on the host also where there is a GPU.
+        trimmable: parts of a micro-batch without the padding that all its samples share (`BatchSpec.trimmable`).
 
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
@@ -225,7 +236,9 @@ def open_stream(
         )
         blocks = RankBlocks(order=shuffle, samples_per_rank=samples_per_rank, rank=rank, start_step=start_step)
         loaded = load_samples(samples, blocks, data.workers)
-        batches: Iterator[PackedSamples] = BlockBatches(blocks, loaded.__next__, batch=batch, pinned=pinned)
+        batches: Iterator[PackedSamples] = BlockBatches(
+            blocks, loaded.__next__, batch=batch, pinned=pinned, trimmable=trimmable
+        )
     else:
         sampler = MicroBatchSampler(
             order=FrameOrder(samples.groups(), seed, shuffled=order == "frame_shuffle"),
@@ -235,7 +248,7 @@ def open_stream(
             world_size=world_size,
             start_step=start_step,
         )
-        batches = load_samples(samples, sampler, data.workers, pin_memory=pinned)
+        batches = load_samples(samples, sampler, data.workers, pin_memory=pinned, trimmable=trimmable)
     return MicroBatchStream(batches, samples, data_use, CudaCopier() if pinned else None)
 
 

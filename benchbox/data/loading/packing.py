@@ -68,10 +68,10 @@ def allocate(fields: tuple[PackedField, ...], samples: int, *, pinned: bool = Fa
     return PackedSamples(torch.empty(0, dtype=torch.uint8).set_(storage), fields, samples)
 
 
-def pack(parts: Sequence[Batch]) -> PackedSamples:
+def pack(parts: Sequence[Batch], *, pinned: bool = False) -> PackedSamples:
     """Join stacked samples, which have the same fields, of the same shapes but for the first dimension."""
     fields = tuple(PackedField(name, value.dtype, tuple(value.shape[1:]), value[0].nbytes) for name, value in parts[0].items())
-    packed = allocate(fields, sum(len(next(iter(part.values()))) for part in parts))
+    packed = allocate(fields, sum(len(next(iter(part.values()))) for part in parts), pinned=pinned)
     for name, joined in packed.unpack().items():
         torch.cat([part[name] for part in parts], out=joined)
     return packed

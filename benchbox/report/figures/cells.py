@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_PANELS = 12
 # The first that differs has the colours.
 _DOT = " \N{MIDDLE DOT} "
-SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "compile", "order")
+SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "compile", "padding", "order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

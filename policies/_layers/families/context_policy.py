@@ -86,7 +86,7 @@ class ContextPolicy(MemoryPolicy):
             *self.cue("context_end", batch, present),
         ]
         if "subgoal" in present:
-            cameras = split_block(self.subgoal_block(batch), self.cameras)
+            cameras = split_block(self.subgoal_block(batch), batch["subgoal_mask"].shape[1])
             blocks += [*self.cue("subgoal", batch, present), *cameras, *self.cue("subgoal_end", batch, present)]
         return blocks
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.registry.contracts import Axes, Batch, Role
+    from benchbox.registry.contracts import Axes, Batch, Role, Trimmable
     from benchbox.registry.weights import LoadedWeights
     from benchbox.theory.flops import Product
 
     from .vision_language import VisionLanguage
 
 STATE, ACTION = "observation.state", "action"  # feature names of LeRobot datasets
-TEXTS = ("prompt", "response", "memory", "metadata")
+TEXTS: tuple[Trimmable, ...] = ("prompt", "response", "memory", "metadata")
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
@@ -185,6 +185,7 @@ class PrefixPolicy(nn.Module):
             prompt_tokens=config.prompt_tokens,
             text_vocab=config.model.vocabulary,
             response_tokens=config.response_tokens,
+            trimmable=("cameras", *TEXTS, "fast"),
         )
 
     def parameter_roles(self) -> dict[str, Role]:

@@ -33,6 +33,7 @@ APPENDED = [
     ("checkpointing: yes", 'm.yaml:8:16: checkpointing must be true or false, not "yes"; write true or false'),
     ("attention: flash", 'm.yaml:8:12: unknown attention "flash"; one of eager, flex, native, sdpa'),
     ("compile: false", "m.yaml:8:10: unknown compile false; one of blocks, model, off"),
+    ("padding: short", 'm.yaml:8:10: unknown padding "short"; one of full, longest'),
     ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of " + ", ".join(sorted(recipes()))),
     ("order: shuffle", "m.yaml:8:8: unknown order 'shuffle'; did you mean 'frame_shuffle'?"),
     ("data: {block: 0}", "m.yaml:8:15: data.block must be at least 1, not 0"),

@@ -81,6 +81,7 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path)
         "attention": ["eager", "sdpa"],
         "checkpointing": ["false", "true"],
         "compile": ["off", "blocks"],
+        "padding": ["full", "longest"],
         "recipe": ["fp32", "bf16_pure"],
         "freeze": ["full", "freeze_vision"],
         "weights": [tmp_path, tmp_path / "w.safetensors"],
@@ -92,7 +93,7 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path)
     assert set(values) == {field.name for field in fields(Cell)} - {"data", "optim"} == set(Point.model_fields)
     axes = "".join(f"  {name}: [{', '.join(map(str, options))}]\n" for name, options in values.items())
     cells = list(load("name: n\naxes:\n" + axes).cells())
-    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**13
+    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**14
 
 
 def test_aliases_stand_for_what_they_name(load):

@@ -161,9 +161,10 @@ def test_all_files_of_a_checkpoint_are_on_disk_before_it_has_its_name(tmp_path: 
     assert synced == [tensors.parent, tensors, partial, tmp_path, tmp_path]
 
 
-def test_recomputation_and_compilation_may_change_in_a_resumed_training(tmp_path: Path) -> None:
-    other = replace(CELL, checkpointing=True, compile="blocks")
+def test_recomputation_compilation_and_padding_may_change_in_a_resumed_training(tmp_path: Path) -> None:
+    other = replace(CELL, checkpointing=True, compile="blocks", padding="longest")
     assert configuration_changes(save_checkpoint(tmp_path, 3), other) == [
         "checkpointing is False there and True here",
         "compile is 'off' there and 'blocks' here",
+        "padding is 'full' there and 'longest' here",
     ]
