@@ -15,6 +15,8 @@ import torch
 
 from benchbox.data import LeRobotWriter
 from benchbox.data.video.files import VideoWriter
+from benchbox.spec.cell import DataSpec
+from benchbox.spec.datasets import DatasetSpec
 
 FEATURES = {
     "observation.state": {"dtype": "float32", "shape": [3], "names": ["x", "y", "z"]},
@@ -98,6 +100,17 @@ def write_robot(root, *, cameras, state=3, action=2, fps=10, lengths=LENGTHS, le
                 writer.add_frame(numbers | images, task=f"task of {robot}")
             writer.save_episode()
     return root
+
+
+def write_unequal_robots(folder: Path) -> DataSpec:
+    """Write a robot with one camera and a short task, and one drawn less often, with two cameras and a task of 60 letters."""
+    paths = [
+        write_robot(folder / "short", cameras={"front": (16, 20)}, robot="a"),
+        write_robot(folder / "long", cameras={"front": (16, 20), "wrist": (16, 20)}, robot="b" * 50),
+    ]
+    weighted = zip(paths, (3.0, 1.0), strict=True)
+    datasets = tuple(DatasetSpec(path=str(path), weight=weight) for path, weight in weighted)
+    return DataSpec(kind="lerobot", datasets=datasets, workers=0)
 
 
 def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchbox.data.loading.loader import open_samples
+from benchbox.data.loading.loader import open_samples, stacked_samples
+from benchbox.data.loading.trimming import Extent
+from benchbox.data.order.frames import SampleKey
 from benchbox.errors import UnsupportedError
 from benchbox.estimation import Estimator
 from benchbox.estimation.estimate import _read_batch
@@ -19,6 +21,7 @@ from benchbox.registry.recipes import recipe_by_name
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import DataSpec, OptimSpec
 from benchbox.spec.optim import SpikeSpec
+from tests.support.datasets import write_unequal_robots
 from tests.support.ranks import tiny_cell
 
 
@@ -131,7 +134,7 @@ def test_the_activations_of_a_step_under_zero3_are_of_the_parts_that_its_samples
 
 
 def policy_of(cell):
-    return construct_policy(cell, Axes(), torch.device("cpu"), ())
+    return construct_policy(cell, Axes(cams=cell.cams), torch.device("cpu"), ())
 
 
 def test_the_parts_of_a_micro_step_are_those_that_any_rank_has():
@@ -178,6 +181,42 @@ def test_a_batch_may_have_more_samples_than_the_dataset_has_frames():
     batch, _ = _read_batch(cell, samples)
     assert len(batch["action"]) == cell.batch
     assert torch.equal(batch["action"][len(samples)], batch["action"][0])
+
+
+def test_a_batch_without_common_padding_needs_less_memory_and_the_note_says_which_batch_it_is():
+    """The sample dataset has four cameras of the six, and its prompts are shorter than the policy's."""
+    cells = [
+        tiny_cell(backend="single", world_size=1, cams=6, data=DataSpec(kind="sample", workers=0), padding=padding)
+        for padding in ("full", "longest")
+    ]
+    full, longest = map(Estimator().estimate, cells)
+    assert longest.peak_bytes < full.peak_bytes
+    assert longest.model_flops < 0.8 * full.model_flops
+    assert full.notes == []
+    (note,) = longest.notes
+    assert "a batch with a longer text or more cameras needs more memory" in note
+
+
+def test_a_trimmed_batch_is_as_long_as_the_longest_text_of_the_ranks(tmp_path):
+    """The peak is that of the rank with the longest one: the second rank has the robot with the long task."""
+    data = write_unequal_robots(tmp_path)
+    cell = tiny_cell(policy="pi0", batch=1, cams=3, data=data, world_size=2)
+    spec = policy_of(cell).batch_spec()
+    samples = open_samples(data, spec, 0)
+    lengths, rows = {}, range(len(samples))
+    for row in (rows[0], rows[-1]):
+        (part,) = stacked_samples(samples, [SampleKey(0, row)])
+        lengths[row] = Extent.of([part], spec.trimmable).lengths["prompt"]
+    assert lengths[rows[0]] < lengths[rows[-1]]
+
+    class Ends:
+        def sample(self, epoch, index):
+            (part,) = stacked_samples(samples, [SampleKey(epoch, rows[-index])])
+            return {name: values[0] for name, values in part.items()}
+
+    batch, _ = _read_batch(cell, Ends(), spec.trimmable)
+    assert batch["prompt_mask"].shape == (1, lengths[rows[-1]])
+    assert batch["images"].shape[2] == 2
 
 
 def test_a_hybrid_shards_over_as_many_ranks_as_the_cell_says(estimator):

@@ -13,7 +13,7 @@ from torch import nn
 from benchbox.backends.deferred import take_deferred_weights
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.session import construction
-from benchbox.session.build import build_cell_policy, build_session
+from benchbox.session.build import build_cell_policy, build_session, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
 from tests.support.direct_construction import initial_parameters
 
@@ -60,6 +60,16 @@ def test_what_cannot_be_done_is_refused_with_its_reason(changes: dict[str, objec
     wanted = cell(**changes)
     with pytest.raises(UnsupportedError, match=because):
         build_session(wanted, build_cell_policy(wanted), [])
+
+
+@pytest.mark.parametrize("policy", ["hf:paligemma", "hf:qwen3"])
+def test_padding_is_left_out_only_of_what_a_policy_declares(policy: str) -> None:
+    """The first reads a batch of benchbox without a word about its padding, the second generates its own."""
+    wanted = cell(policy=policy, attention="native", padding="longest")
+    built = build_cell_policy(wanted)
+    message = f"{policy} declares no part of its batches whose padding may be left out .*: write padding: full"
+    with pytest.raises(UnsupportedError, match=message):
+        open_cell_data(wanted, built, 0)
 
 
 def test_a_recipe_whose_library_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

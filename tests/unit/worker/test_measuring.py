@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from benchbox.errors import NonFiniteError
 from benchbox.measure.phases import NONE
+from benchbox.measure.probe import ProbeResult
 from benchbox.session import StepResult
 from benchbox.session.build import copy_meta_policy
-from benchbox.worker.measuring import _read_finite, _tower_flops
+from benchbox.worker.measuring import _read_finite
+from benchbox.worker.step_flops import probed_flops
 from benchbox.worker.steps import warm_up
 from tests.support.ranks import tiny_cell
+
+if TYPE_CHECKING:
+    from benchbox.registry.launch_record import Flops
 
 
 def norms(*values: float, skipped: tuple[int, ...] = ()) -> list[float]:
@@ -82,4 +87,17 @@ def test_the_copy_for_the_formula_of_flops_holds_no_weights() -> None:
 def test_a_policy_that_declares_no_cost_has_no_flops_by_formula() -> None:
     policy: Any = torch.nn.Linear(2, 2)
     assert copy_meta_policy(tiny_cell(), policy) is None
-    assert _tower_flops(None, [], torch.device("cpu")) is None
+    counts: Flops = {"model_flops_per_step": 3, "recomputed_flops_per_step": 0, "reason": None}
+    probed = ProbeResult(
+        collectives={},
+        attention_kernel=None,
+        attention_sites={},
+        checkpointed_modules=0,
+        matmul_dtypes=set(),
+        flops=counts,
+        memory=None,
+        device_name="this cpu",
+        micro_batches=[],
+    )
+    flops, _ = probed_flops(None, probed, [1.0], torch.device("cpu"))
+    assert flops == counts | {"per_tower": None}

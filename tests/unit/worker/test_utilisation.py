@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from benchbox.spec.cell import Cell
+
 CPU = torch.device("cpu")
 
 
@@ -41,6 +43,15 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
 
 def use(policy: Any = None, compute: str = "bfloat16") -> StepUtilisation:
     return StepUtilisation(policy or Formula(), CPU, accumulation=2, compute=compute)
+
+
+def trained(cell: Cell, folder: Path, steps: int) -> list[dict[str, Any]]:
+    """Train a cell and return the rows of its metrics, one for each step."""
+    config = {"name": "t", "cell": cell.to_dict(), "steps": steps, "log_every": 1, "hang_after_s": 60.0}
+    job: Any = {"train": config, "folder": str(folder), "resume": False, "policy_dirs": []}
+    signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
+    training.train(job, 0, ProgressTracker(), EventWriter(folder / "events", 0), signals)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_it_is_the_flops_of_the_micro_batches_of_a_step_over_time_and_peak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,16 +100,28 @@ def test_it_is_unknown_while_steps_leave_out_work_that_the_formula_counts(monkey
     assert steps.mfu(0.1) == (pytest.approx(0.24), None)
 
 
+def test_it_is_unknown_where_batches_differ_in_shape_and_none_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    steps = StepUtilisation(Formula(), CPU, accumulation=1, compute="bfloat16", varies=True)
+    stream = batches()
+    assert steps.record(stream) is stream
+    assert steps.mfu(0.1) == (None, "batches differ in shape from step to step (padding: longest)")
+
+
+def test_a_training_without_common_padding_says_why_it_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    cell = tiny_cell(backend="single", world_size=1, batch=1, padding="longest")
+    (row,) = trained(cell, tmp_path, steps=1)
+    assert row["mfu"] is None
+    assert row["mfu_reason"] == "batches differ in shape from step to step (padding: longest)"
+
+
 def test_a_training_knows_it_from_the_step_on_in_which_its_backbone_thaws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
     cell = tiny_cell(backend="single", world_size=1, batch=1, optim=OptimSpec(freeze_backbone_steps=1))
-    config = {"name": "t", "cell": cell.to_dict(), "steps": 2, "log_every": 1, "hang_after_s": 60.0}
-    job: Any = {"train": config, "folder": str(tmp_path), "resume": False, "policy_dirs": []}
-    signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
-    training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)
-    frozen, thawed = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    frozen, thawed = trained(cell, tmp_path, steps=2)
     assert frozen["mfu"] is None
     assert frozen["mfu_reason"].startswith("the backbone is frozen now")
     assert 0 < thawed["mfu"] < 1

@@ -11,14 +11,11 @@ import torch
 
 from benchbox.data.loading.loader import open_stream
 from benchbox.data.loading.trimming import MULTIPLE, trim
-from benchbox.spec.cell import DataSpec
-from benchbox.spec.datasets import DatasetSpec
-from tests.support.datasets import write_robot
+from tests.support.datasets import write_unequal_robots
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from benchbox.registry.contracts import Batch, BatchSpec
+    from benchbox.spec.cell import DataSpec
 
 LENGTH = 4 * MULTIPLE
 
@@ -102,14 +99,7 @@ def test_only_what_the_policy_declares_is_cut() -> None:
 
 @pytest.fixture(scope="module")
 def robots(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
-    """Two robots: one with a camera and a short task, and one drawn less often, with two cameras and a task of 60 letters."""
-    folder = tmp_path_factory.mktemp("robots")
-    paths: list[Path] = [
-        write_robot(folder / "short", cameras={"front": (16, 20)}, robot="a"),
-        write_robot(folder / "long", cameras={"front": (16, 20), "wrist": (16, 20)}, robot="b" * 50),
-    ]
-    weighted = zip(paths, (3.0, 1.0), strict=True)
-    return DataSpec(kind="lerobot", datasets=tuple(DatasetSpec(path=str(path), weight=weight) for path, weight in weighted))
+    return write_unequal_robots(tmp_path_factory.mktemp("robots"))
 
 
 @pytest.mark.parametrize("order", ["frame_shuffle", "episode_shuffle", "sequential"])
