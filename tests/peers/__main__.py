@@ -20,12 +20,13 @@ from safetensors.torch import save_file
 
 from tests.parity.lerobot import ENVIRONMENT
 from tests.parity.pi import lerobot_batch, lerobot_sizes
-from tests.peers.policies import PEERS, Peer, batch_of, build_peer
+from tests.peers.policies import PEERS, TRIMMED, Peer, batch_of, build_peer, padding_of
 from tests.peers.report import render_report
 from tests.peers.side import Side
 
 REPORTS = Path(__file__).parents[2] / "reports" / "peers"
-OURS, THEIRS = ("eager", "sdpa", "sdpa compiled"), ("eager", "eager compiled")
+OURS = ("eager", "sdpa", "sdpa compiled", f"sdpa{TRIMMED}", f"sdpa compiled{TRIMMED}")
+THEIRS = ("eager", "eager compiled")
 
 
 def main() -> int:
@@ -71,6 +72,7 @@ def compare(name: str, peer: Peer, rounds: int, steps: int) -> dict:
         "parameters": sum(parameter.numel() for parameter in policy.parameters()),
         "batch": peer.batch,
         "steps": steps,
+        "padding": padding_of(policy, batch),
         "sides": [side.result() for side in sides],
     }
 

@@ -17,7 +17,7 @@ import torch
 from benchbox.backends.replicated import Single
 from benchbox.session.build import prepare_session
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
-from tests.peers.policies import GPU_PEERS, batch_of, build_peer, load_peer
+from tests.peers.policies import GPU_PEERS, TRIMMED, batch_of, build_peer, load_peer, trimmed_batch
 from tests.peers.turns import LEARNING_RATE, answer_turns, optim_in_force
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.peers.ours")
     parser.add_argument("peer", choices=sorted(GPU_PEERS))
-    parser.add_argument("variant", help="the attention kernel, and 'compiled' after a space")
+    parser.add_argument("variant", help=f"the attention kernel, 'compiled' after a space, and at the end '{TRIMMED}'")
     parser.add_argument("--recipe", default="fp32")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--folder", type=Path)
@@ -40,13 +40,17 @@ def main() -> None:
         torch.set_num_threads(1)
     peer = GPU_PEERS[arguments.peer]
     peer = replace(peer, batch=arguments.batch or peer.batch)
-    kernel, _, compiled = arguments.variant.partition(" ")
+    set_up = arguments.variant.removesuffix(TRIMMED)
+    kernel, _, compiled = set_up.partition(" ")
     attention = cast("AttentionKernel", kernel)
     if arguments.folder:
         policy = load_peer(peer, attention, arguments.folder / "weights", device)
     else:
         policy = build_peer(peer, attention)
-    batch = {name: tensor.to(device) for name, tensor in batch_of(policy, peer).items()}
+    batch = batch_of(policy, peer)
+    if set_up != arguments.variant:
+        batch = trimmed_batch(policy, batch)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
     optim = OptimSpec(lr=LEARNING_RATE, weight_decay=0.0, schedule="constant", warmup_steps=0)
     cell = Cell(
         policy=peer.policy,
@@ -56,6 +60,7 @@ def main() -> None:
         batch=peer.batch,
         attention=attention,
         compile="blocks" if compiled else "off",
+        padding="full" if set_up == arguments.variant else "longest",
         recipe=arguments.recipe,
         data=DataSpec(kind="synthetic", workers=0),
         optim=optim,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchbox.data.loading.trimming import trim
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, build_policy, policy_entry
+from benchbox.theory.flops import total_cost, training_cost
 from tests.parity.pi import CAMERAS, HEADS, REAL_DIMS
 from tests.support.policy_batches import make_batch, wake
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import AttentionKernel, Batch, Policy
 
 _FLOW_ONLY = {"fast_tokens": 0, "response_tokens": 0, "knowledge_insulation": False}  # what lerobot's pi05 trains
+TRIMMED = ", padding left out"  # at the end of the name of a variant
 _GATE_SCALE = 0.02  # standard deviation of weights that start at zero
 
 
@@ -82,6 +85,27 @@ def batch_of(policy: Policy, peer: Peer) -> Batch:
     batch["state"][..., REAL_DIMS:] = 0.0
     batch["action"][..., REAL_DIMS:] = 0.0
     return batch
+
+
+def trimmed_batch(policy: Policy, batch: Batch) -> Batch:
+    """Return a batch without the padding that all its samples share, as the loader makes it under `padding: longest`."""
+    return trim([batch], policy.batch_spec().trimmable)[0]
+
+
+def padding_of(policy: Policy, batch: Batch) -> dict[str, float]:
+    """Return how many cameras and prompt tokens a batch has, as such and as `*_kept` without common padding.
+
+    `flops` is the share of the FLOPs of a step, by the policy's formula, that this padding takes.
+    """
+    trimmed = trimmed_batch(policy, batch)
+    model_flops = [total_cost(training_cost(policy.work(values))).model for values in (batch, trimmed)]
+    return {
+        "cameras": batch["images"].shape[2],
+        "cameras_kept": trimmed["images"].shape[2],
+        "prompt_tokens": batch["prompt_mask"].shape[1],
+        "prompt_tokens_kept": trimmed["prompt_mask"].shape[1],
+        "flops": 1 - model_flops[1] / model_flops[0],
+    }
 
 
 def _build(peer: Peer, attention: AttentionKernel) -> Policy:

@@ -29,7 +29,7 @@ def render_report(results: Sequence[Mapping[str, Any]]) -> str:
     )
     lines = ["# Training steps beside lerobot's", "", method]
     for result in results:
-        lines += ["", _title(result), "", *_table(result)]
+        lines += ["", _title(result), "", *_padding(result), *_table(result)]
     return "\n".join(lines) + "\n"
 
 
@@ -55,6 +55,21 @@ def render_gpu_report(run: Mapping[str, Any]) -> str:
 
 def _title(result: Mapping[str, Any]) -> str:
     return f"## {result['policy']} {result['size']}, {result['parameters'] / 1e6:.1f} M parameters"
+
+
+def _padding(result: Mapping[str, Any]) -> list[str]:
+    """Return a line on what is padding in every sample; reports from before it could be left out do not know it."""
+    padding = result.get("padding")
+    if padding is None:
+        return []
+    cameras, tokens = (
+        f"{padding[name] - padding[f'{name}_kept']} of {padding[name]}" for name in ("cameras", "prompt_tokens")
+    )
+    line = (
+        f"For every sample of the batch {cameras} cameras and {tokens} prompt tokens are padding, which takes "
+        f"{padding['flops']:.0%} of the FLOPs of a step. Sides with 'padding left out' train the same batch without it."
+    )
+    return [line, ""]
 
 
 def _table(result: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
-"""The report of a comparison on a GPU."""
+"""The reports of comparisons."""
 
 from __future__ import annotations
 
-from tests.peers.report import render_gpu_report
+from tests.peers.policies import PEERS, batch_of, build_peer, padding_of
+from tests.peers.report import render_gpu_report, render_report
 
 
 def side(name, precision, step_s, **values):
@@ -38,3 +39,16 @@ def test_a_side_that_failed_is_a_row_with_its_error_and_the_others_are_compared(
     assert rows["| side"].endswith("| over lerobot 0.6.1, eager, bfloat16 |")
     assert "It was warm." in lines
     assert "Losses of the first step differ by 1.0e-03 at most." in lines
+
+
+def test_the_share_of_padding_stands_above_the_sides_that_leave_it_out():
+    """Of pi0 tiny the last of three cameras is missing, and its prompts fill their field."""
+    peer = PEERS["pi0-tiny"]
+    policy = build_peer(peer, "sdpa")
+    padding = padding_of(policy, batch_of(policy, peer))
+    sides = [side("benchbox", "", 0.3, variant="sdpa, padding left out"), side("lerobot 0.6.1", "", 0.5, variant="eager")]
+    sides = [{key: value for key, value in entry.items() if key != "precision"} | {"torch": "2.13"} for entry in sides]
+    report = render_report([{"policy": "pi0", "size": "tiny", "parameters": 1e6, "padding": padding, "sides": sides}])
+    assert 0.2 < padding["flops"] < 0.5
+    assert f"1 of 3 cameras and 0 of 48 prompt tokens are padding, which takes {padding['flops']:.0%} of the FLOPs" in report
+    assert "| benchbox, sdpa, padding left out |" in report
