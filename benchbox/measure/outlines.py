@@ -17,7 +17,7 @@ _DRAWN = "uniform"  # the numbers by which inputs are dropped
 
 @dataclass(frozen=True, slots=True)
 class BatchOutline:
-    """Shapes of a micro-batch, with the values that decide which optional parts it has: masks, and the numbers that drop them."""
+    """Shapes of a micro-batch, and the values that decide which optional parts it has: masks, and numbers that drop them."""
 
     shapes: dict[str, tuple[torch.dtype, torch.Size]]
     values: Batch

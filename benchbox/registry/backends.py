@@ -19,9 +19,7 @@ GROUP = "benchbox.backends"
 DEFAULT_SHARD_SIZE = 2
 
 _RECOMPUTED_INSIDE = "a policy that is compiled as a whole recomputes inside its graph, unseen: write compile: blocks"
-_COMPILED_BY_LENGTH = (
-    "FlexAttention is compiled for every length of a batch, unseen: write padding: full, or attention: sdpa"
-)
+_COMPILED_BY_LENGTH = "FlexAttention is compiled for every length of a batch, unseen: write padding: full, or attention: sdpa"
 
 
 class SetUp(Protocol):

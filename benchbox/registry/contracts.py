@@ -90,8 +90,8 @@ class BatchSpec:
     cues: Mapping[str, str] = field(default_factory=dict)  # name: a fixed text that stands between blocks of the prefix
     state_normalisation: NormalisationMode = "quantile"
     action_normalisation: NormalisationMode = "mean_std"
-    # Parts whose padding may be left out where no sample of a micro-batch has them: columns of cameras, and the ends of texts. A
-    # part is in it only if losses do not depend on its padding, neither through attention nor through positions or slots.
+    # Parts whose padding may be left out where no sample of a micro-batch has them: columns of cameras, and the ends of texts.
+    # A part is in it only if losses do not depend on its padding, neither through attention nor through positions or slots.
     trimmable: tuple[Trimmable, ...] = ()
 
     def fields(self, *, acting: bool = False) -> tuple[str, ...]:

@@ -132,7 +132,8 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             name="mfu",
             unit="fraction",
             direction="higher",
-            formula="model FLOPs a step / (step_time_s x world_size x the device's peak); null where the peak is unknown",
+            formula="model FLOPs a step / (step_time_s x world_size x the device's peak); null where the peak is unknown; "
+            "each step by its own FLOPs under padding: longest",
             read=lambda record: record["mfu"],
             across_batches=True,
         ),

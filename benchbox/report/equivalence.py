@@ -21,8 +21,9 @@ MAX_TERMINAL_ROWS = 30  # with more cells, a terminal shows those that are not e
 
 NOTE = (
     "Cells that ask for the same training differ in backend, ranks, micro-batches, attention kernel, checkpointing, "
-    "compilation or padding: that changes the order of sums and nothing else. Differences are relative to the reference, at the step "
-    f"where they are largest in units of the recipe's tolerance; the first {JUDGED_STEPS} steps, warm-up included, are judged."
+    "compilation or padding: that changes the order of sums and nothing else. Differences are relative to the reference, at "
+    "the step where they are largest in units of the recipe's tolerance; "
+    f"the first {JUDGED_STEPS} steps, warm-up included, are judged."
 )
 HEADERS = ("cell", "verdict", "loss differs by", "gradient norm differs by", "reference", "why")
 

@@ -107,8 +107,8 @@ class Cell:
     padding: PaddingMode = field(
         default="full",
         metadata=about(
-            "Padding of a micro-batch: full, to the sizes of the policy, or longest, without cameras that no sample has and with "
-            "texts as long as the longest."
+            "Padding of a micro-batch: full, to the sizes of the policy, or longest, without cameras that no sample has and "
+            "with texts as long as the longest."
         )
         | ADDED_LATER,
     )

@@ -46,8 +46,8 @@ def mean_flops(
 ) -> tuple[Flops, Utilisation]:
     """Return the mean FLOPs of measured steps whose batches differ in shape, and the utilisation.
 
-    The probe counts one further step. Its counts are multiplied by what the formula says of the measured steps over what it says
-    of the probed one. A step is timed against its own FLOPs: utilisation is the median over steps of what each has reached.
+    The probe counts one further step. Its counts are multiplied by what the formula says of the measured steps over what it
+    says of the probed one. Utilisation is that of the median step, each timed against its own FLOPs.
 
     All ranks must call it together, since formulas may ask which optional parts any rank has.
 
@@ -109,5 +109,5 @@ def _mean_cost(costs: Sequence[Cost]) -> Cost:
 
 
 def _scaled(counted: int | None, mean: int, probed: int) -> int | None:
-    """Return a count of the probed step for the mean step, by the formula of both; the formula may say that there is nothing."""
+    """Return a count of the probed step for the mean step, by the formula of both; it may say that there is nothing."""
     return counted if counted is None or not probed else round(counted * mean / probed)

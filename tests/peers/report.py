@@ -62,9 +62,7 @@ def _padding(result: Mapping[str, Any]) -> list[str]:
     padding = result.get("padding")
     if padding is None:
         return []
-    cameras, tokens = (
-        f"{padding[name] - padding[f'{name}_kept']} of {padding[name]}" for name in ("cameras", "prompt_tokens")
-    )
+    cameras, tokens = (f"{padding[name] - padding[f'{name}_kept']} of {padding[name]}" for name in ("cameras", "prompt_tokens"))
     line = (
         f"For every sample of the batch {cameras} cameras and {tokens} prompt tokens are padding, which takes "
         f"{padding['flops']:.0%} of the FLOPs of a step. Sides with 'padding left out' train the same batch without it."

@@ -42,7 +42,7 @@ def test_a_side_that_failed_is_a_row_with_its_error_and_the_others_are_compared(
 
 
 def test_the_share_of_padding_stands_above_the_sides_that_leave_it_out():
-    """Of pi0 tiny the last of three cameras is missing, and its prompts fill their field."""
+    """The last of three cameras of pi0 tiny is missing, and its prompts fill their field."""
     peer = PEERS["pi0-tiny"]
     policy = build_peer(peer, "sdpa")
     padding = padding_of(policy, batch_of(policy, peer))

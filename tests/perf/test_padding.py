@@ -71,7 +71,7 @@ def test_a_step_without_common_padding_takes_a_fraction_of_the_time_of_the_whole
     with capsys.disabled():
         print(
             f"\npi05 small without common padding: {median(ratios):.2f} of the time of a step ({min(ratios):.2f} to "
-            f"{max(ratios):.2f}), {flops[0] / flops[1]:.2f} of its FLOPs; {trimmed['images'].shape[2]} of {spec.cameras} cameras, "
-            f"{trimmed['prompt_mask'].shape[1]} of {spec.prompt_tokens} prompt tokens"
+            f"{max(ratios):.2f}), {flops[0] / flops[1]:.2f} of its FLOPs; {trimmed['images'].shape[2]} of {spec.cameras} "
+            f"cameras, {trimmed['prompt_mask'].shape[1]} of {spec.prompt_tokens} prompt tokens"
         )
     assert median(ratios) < 1

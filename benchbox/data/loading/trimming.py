@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Batch
 
-# Texts are cut to a multiple of this many tokens. Kernels for 16-bit products work in tiles of 16 and waste what is less; with 32
+# Texts are cut to a multiple of this many tokens. Kernels for 16-bit products work in tiles of 16, whose rest is wasted; with 32
 # a text would keep 8 tokens of padding more on average. That there are twice as many lengths costs nothing in eager steps, and
 # torch.compile makes a length dynamic when it meets the second one.
 MULTIPLE = 16
@@ -29,7 +29,7 @@ _CAMERA_MASKS = ("image_mask", "subgoal_mask")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What a micro-batch needs of its fields: the columns of cameras that any sample has, and the length of each text.
+    """Needed part of a micro-batch: the columns of cameras that any sample has, and the length of each text.
 
     `cameras` is None where no column may be left out, and a text that must not be cut is not in `lengths`.
     """

@@ -241,7 +241,9 @@ def test_cells_of_two_versions_of_a_policy_are_not_compared():
     assert summaries["ddp"].equivalence.reason == "it differs in the sources of the policy"
 
 
-@pytest.mark.parametrize("changes", [{"compile": "blocks"}, {"padding": "longest"}, {"backend": "hsdp", "shard_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"compile": "blocks"}, {"padding": "longest"}, {"backend": "hsdp", "shard_size": 2}], ids=str
+)
 def test_compilation_padding_and_the_size_of_shards_change_no_training(changes):
     cell = replace(CELL, **changes)
     assert verdicts(example_record(SINGLE), example_record(cell)) == {"single": "reference", cell.backend: "equivalent"}

@@ -1,4 +1,4 @@
-"""What `benchbox profile` refuses before it starts ranks."""
+"""Cells that `benchbox profile` refuses before it starts ranks."""
 
 from __future__ import annotations
 

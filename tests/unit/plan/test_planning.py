@@ -67,7 +67,11 @@ def test_a_recipe_whose_library_is_not_installed_is_skipped_with_the_way_to_get_
 
 def test_flex_attention_is_skipped_where_every_batch_has_a_length_of_its_own():
     planned = plan(matrix(axis("padding", "full", "longest"), axis("attention", "sdpa", "flex")))
-    assert [(cell.padding, cell.attention) for cell in planned.cells] == [("full", "sdpa"), ("full", "flex"), ("longest", "sdpa")]
+    assert [(cell.padding, cell.attention) for cell in planned.cells] == [
+        ("full", "sdpa"),
+        ("full", "flex"),
+        ("longest", "sdpa"),
+    ]
     assert [skip.reason for skip in planned.skipped] == [
         "FlexAttention is compiled for every length of a batch, unseen: write padding: full, or attention: sdpa"
     ]

@@ -110,9 +110,7 @@ def test_a_stream_yields_the_samples_of_the_whole_batches_in_contiguous_fields(
     spec = replace(bare_spec, cameras=3, state_in_prompt=False)
     data = replace(robots, workers=workers, block=4, buffer=16)
     streams = [
-        open_stream(
-            data, spec, batch=2, accumulation=1, rank=0, world_size=1, seed=0, order=order, trimmable=trimmable
-        )
+        open_stream(data, spec, batch=2, accumulation=1, rank=0, world_size=1, seed=0, order=order, trimmable=trimmable)
         for trimmable in ((), ("cameras", "prompt"))
     ]
     shapes = set()
