@@ -2,7 +2,8 @@
 
 Backend, ranks, micro-batches, attention kernel, checkpointing, compilation and padding change the order of sums and nothing
 else. Cells that differ only in these form a group. What rounding may change is the tolerance of their recipe
-(`benchbox.registry.recipes`); a cell beyond it is `diverged`: its gradients are wrong, or its losses are not those of the same samples.
+(`benchbox.registry.recipes`); a cell beyond it is `diverged`: its gradients are wrong, or its losses are not those of the same
+samples.
 """
 
 from __future__ import annotations

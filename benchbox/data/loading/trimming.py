@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Batch
 
-# Texts are cut to a multiple of this many tokens. Kernels for 16-bit products work in tiles of 16, whose rest is wasted; with 32
-# a text would keep 8 tokens of padding more on average. That there are twice as many lengths costs nothing in eager steps, and
+# Texts are cut to a multiple of this many tokens. 16-bit products want sizes that are multiples of 8 or 16; with 32 a text
+# would keep 8 tokens of padding more on average. That there are twice as many lengths costs nothing in eager steps, and
 # torch.compile makes a length dynamic when it meets the second one.
 MULTIPLE = 16
 CAMERAS = "cameras"

@@ -45,11 +45,13 @@ def step(policy: Policy, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Te
 
 @every
 @pytest.mark.parametrize("attention", in_tiers(("sdpa", "eager"), lambda attention: attention == "sdpa"))
+@pytest.mark.parametrize("training", [True, False])
 def test_losses_and_gradients_are_those_of_the_whole_batch(
-    name: str, attention: str, awake: Callable[..., tuple[Policy, Batch]]
+    name: str, attention: str, training: bool, awake: Callable[..., tuple[Policy, Batch]]
 ) -> None:
-    """In training, where inputs are dropped too."""
+    """In training inputs are dropped too; otherwise all optional parts are there."""
     policy, _ = awake(name, cams=4, attention=attention)
+    policy.train(training)
     spec = policy.batch_spec()
     batch = padded_batch(spec)
     (trimmed,) = trim([batch], spec.trimmable)
