@@ -101,6 +101,7 @@ def test_a_recomputed_forward_is_of_the_towers_that_are_recomputed() -> None:
     assert costs.recomputed_flops == 3 * PRODUCT + 2 * SCORES
 
 
+@pytest.mark.usefixtures("compiling")
 def test_a_compiled_layer_of_one_tower_is_of_that_tower_and_one_of_several_is_of_an_unknown_one() -> None:
     """The first compilation traces the hooks that follow the towers: they must not become a part of the graph, or break it."""
     torch.compiler.reset()
