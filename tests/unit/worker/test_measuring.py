@@ -100,4 +100,5 @@ def test_a_policy_that_declares_no_cost_has_no_flops_by_formula() -> None:
         micro_batches=[],
     )
     flops, _ = probed_flops(None, probed, [1.0], torch.device("cpu"))
-    assert flops == counts | {"per_tower": None}
+    reason = "the policy declares no cost: it has no method `work`"
+    assert flops == counts | {"per_tower": None, "per_tower_reason": reason}
