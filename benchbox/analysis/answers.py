@@ -1,8 +1,8 @@
 """The answer of a run: the fastest set-up that fits, whether launches settle that, and whether its precision is right.
 
 Cells that do the same work per sample form a task: the same policy, size, cameras, data and ranks. In a task backend, batch,
-attention, checkpointing, compilation, padding and recipe are free. A set-up whose audit has an error is no answer, however fast it
-is. Of a walk, the batch that is its fastest is a set-up: launches repeat no other, so that nothing more is learned of them.
+attention, checkpointing, compilation, padding and recipe are free. A set-up whose audit has an error is no answer, however fast
+it is. Of a walk, the batch that is its fastest is a set-up: launches repeat no other, so that nothing more is learned of them.
 """
 
 from __future__ import annotations
