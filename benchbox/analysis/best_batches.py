@@ -6,6 +6,7 @@ the fastest batch only: those of the other batches settle nothing.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from benchbox.analysis.comparability import Comparison
     from benchbox.analysis.summary import CellSummary
     from benchbox.store.run import Run
+
+
+_SEARCH, _REPEATS = range(1, 2), range(2, sys.maxsize)  # numbers of launches of a batch of a walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ def compare_run(
         comparisons["walks", comparison.subject.cell_id] = comparison
     comparisons = with_verdicts(comparisons, criteria)
     best = tuple(comparison for (kind, _), comparison in comparisons.items() if kind == "walks")
-    of_walks = {comparison.pair_id: replace(comparison, axis=fields) for comparison in best}
+    of_walks = {comparison.pair_id: replace(comparison, axis=fields, of_walks=False) for comparison in best}
     cells = {}
     for subject, reference in pairs:
         if ("cells", subject.cell_id) in comparisons:
@@ -108,7 +112,8 @@ def _compare_walks(
     assert reference.fastest is not None
     cells = repeats(subject.fastest), repeats(reference.fastest)
     comparison = compare_pair(*cells, axis, obstacle, criteria, pairs)
-    return replace(comparison, is_search=not all(map(has_repeats, (subject.fastest, reference.fastest))))
+    is_search = not all(map(has_repeats, (subject.fastest, reference.fastest)))
+    return replace(comparison, is_search=is_search, of_walks=True)
 
 
 def why_walk_diverges(result: Certificate) -> str | None:
@@ -119,20 +124,14 @@ def why_walk_diverges(result: Certificate) -> str | None:
 
 def _search_of(summary: CellSummary) -> CellSummary:
     """Return a summary of the launch that searched."""
-    records = summary.records[:1]
-    status = DIVERGED if summary.status == DIVERGED else records[0]["status"] if records else summary.status
-    return replace(summary, records=records, planned=min(1, summary.planned), status=status)
+    return summary.of_launches(_SEARCH)
 
 
 def repeats(summary: CellSummary) -> CellSummary:
     """Return a summary of the launches after the one that chose the batch; of that one where there is no other."""
-    if not has_repeats(summary):
-        return summary
-    return replace(
-        summary, records=tuple(record for record in summary.records if record["launch"] > 1), planned=summary.planned - 1
-    )
+    return summary.of_launches(_REPEATS) if has_repeats(summary) else summary
 
 
 def has_repeats(summary: CellSummary) -> bool:
     """Return whether a batch of a walk has launches that did not choose it."""
-    return any(record["launch"] > 1 for record in summary.ok)
+    return any(record["launch"] in _REPEATS for record in summary.ok)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.comparability import environment_differences, steps_difference, verdict_of_effect
+from benchbox.analysis.figures import without_search
 from benchbox.analysis.inference import (
     ALPHA,
     RELEVANT,
@@ -47,6 +48,7 @@ DEFAULT_METRICS = (
     "updates_lost",
 )
 STATUS = "status"
+_ONLY_SEARCHED = "launches that only searched for a batch settle nothing: a walk repeats its fastest batch"
 _WORST_FIRST: tuple[Verdict, ...] = ("regression", "missing", "incomparable", "inconclusive", "improvement", "neutral")
 
 
@@ -137,8 +139,10 @@ def compare_runs(
             continue
         assert before is not None
         assert after is not None
+        if of_walk := before.of_walk or after.of_walk:
+            before, after = without_search(before), without_search(after)
         for metric in named:
-            change, sides = _change(cell_id, text, metric, before, after, refusal, relevant)
+            change, sides = _change(cell_id, text, metric, before, after, refusal, relevant, of_walk=of_walk)
             if change is None:
                 continue
             if sides is not None:
@@ -194,6 +198,8 @@ def _change(
     after: CellFigures,
     refusal: str | None,
     relevant: float,
+    *,
+    of_walk: bool,
 ) -> tuple[Change | None, _Sides | None]:
     """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better."""
     old, new = (figures.values.get(metric.name) for figures in (before, after))
@@ -209,6 +215,8 @@ def _change(
     if refusal is not None:
         return replace(change, verdict="incomparable", reason=refusal), None
     launches = [figures.by_launch.get(metric.name) or {} for figures in (before, after)]
+    if has_noise(metric) and of_walk and not all(launches):
+        return replace(change, verdict="inconclusive", reason=_ONLY_SEARCHED), None
     if has_noise(metric) and not all(launches):
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None
     if not has_noise(metric) or min(value for side in launches for value in side.values()) <= 0:

@@ -73,6 +73,7 @@ class Comparison:
     criteria: Criteria = ONE_TEST
     more_launches: int | None = None  # of each cell, before any difference could settle the pair; None: there are enough
     is_search: bool = False  # the launches are those by which walks chose their batches, and settle nothing
+    of_walks: bool = False  # each at its fastest batch, in which they may differ too
 
     @property
     def ratio(self) -> float | None:
@@ -114,26 +115,6 @@ def reference_pairs(cells: Collection[Mapping[str, Any]], reference: Mapping[str
 def _key(cell: Mapping[str, Any]) -> str:
     """Return a text by which a cell is found among many."""
     return json.dumps(cell, sort_keys=True)
-
-
-def compare_with_reference(
-    summaries: Sequence[CellSummary],
-    reference: Mapping[str, Any],
-    axes: Mapping[str, Any],
-    criteria: Criteria = ONE_TEST,
-) -> dict[str, Comparison]:
-    """Compare every cell that is not itself a reference with the cell that equals it except on the reference's axis.
-
-    Returns:
-        Comparisons by cell id.
-    """
-    if not reference:
-        return {}
-    fields, obstacle = reference_axis(reference, axes)
-    pairs = pairs_with_reference(summaries, reference)
-    return with_verdicts(
-        {pair[0].cell_id: compare_pair(*pair, fields, obstacle, criteria, len(pairs)) for pair in pairs}, criteria
-    )
 
 
 def pairs_with_reference(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.comparability import latest_environment, mixed_environment
-from benchbox.analysis.summary import Spread, summarize
-from benchbox.registry.metrics import metrics
+from benchbox.analysis.regression import has_noise
+from benchbox.analysis.summary import Spread, spread_of, summarize
+from benchbox.registry.metrics import metric_by_name, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ class CellFigures:
     reason: str | None  # type and message of the error of a cell that failed
     values: Mapping[str, Spread | None]
     by_launch: Mapping[str, Mapping[int, float]]  # metric -> number of the launch -> value
+    of_walk: bool = False  # a batch of a walk: its first launch searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class RunFigures:
 def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunFigures:
     """Return the figures of a run. Metrics are those of launches that ended ok."""
     numeric = [metric for metric in metrics().values() if metric.is_number]
+    searched = {cell_id for walk in run.walks for cell_id in walk["cells"]}
     cells = {}
     for summary in summarize(run, records):
         error = summary.error
@@ -53,6 +56,7 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
             reason=f"{error['type']}: {error['message']}".splitlines()[0] if error else None,
             values=summary.values,
             by_launch={metric.name: summary.by_launch(metric) for metric in numeric},
+            of_walk=summary.cell_id in searched,
         )
     return RunFigures(
         name=name,
@@ -63,6 +67,22 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
         measure=run.measure,
         started_at=frozenset(record["started_at"] for record in records),
     )
+
+
+def without_search(figures: CellFigures) -> CellFigures:
+    """Return the figures of a batch of a walk by its launches after the one that searched; metrics without noise by all.
+
+    The launch that chose a batch favours whatever chance made fast. Where there is no other, such a metric has no launches.
+    """
+    by_launch, values = dict(figures.by_launch), dict(figures.values)
+    for name, launches in figures.by_launch.items():
+        metric = metric_by_name(name)
+        if not has_noise(metric):
+            continue
+        by_launch[name] = {number: value for number, value in launches.items() if number > 1}
+        if by_launch[name]:
+            values[name] = spread_of(metric, by_launch[name].values())
+    return replace(figures, by_launch=by_launch, values=values)
 
 
 def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:

@@ -13,7 +13,7 @@ from benchbox.analysis.certificates import Certificate, certificates
 from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
-from benchbox.analysis.summary import MISSING, CellSummary, label, spread_of, varying_fields
+from benchbox.analysis.summary import MISSING, CellSummary, label, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
 from benchbox.spec.cell import Cell
 from benchbox.spec.threshold import FASTEST
@@ -87,6 +87,7 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
     )
     judge = partial(judge_regression, lookup=lookup, demands=max(1, demands))
     judge_fastest = partial(judge_fastest_batch, lookup=lookup, demands=max(1, demands), walks=walks, measure=run.measure)
+    searched = {summary.cell_id: result for result in results for summary in result.batches}
     today = datetime.now(UTC).date().isoformat()
     for index, (threshold, selected) in enumerate(selections):
         demanded = [] if selected else [_unmatched_row(run, threshold)]
@@ -94,7 +95,8 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
             if isinstance(subject, Certificate):
                 added = _fastest_batch_rows(threshold, subject, fields, judge_fastest)
             else:
-                added = _demand_rows(threshold, subject, fields, judge)
+                walk = searched.get(subject.cell_id)
+                added = (_with_remedy(row, walk) for row in _demand_rows(threshold, subject, fields, judge))
             demanded += (_excused(row, threshold, today) for row in added)
         rows += (replace(row, threshold=index) for row in demanded)
     # A threshold that repeats the demand of a state row adds nothing.
@@ -240,9 +242,17 @@ def _fastest_batch_rows(
     if result.fastest is None or result.outcome not in ("complete", "capped"):
         yield _row(result.batches[0], fields, metric.name, "a walk that has ended", result.outcome, "missing", result.reason)
         return
-    fastest = repeats(result.fastest)
-    spread = spread_of(metric, fastest.by_launch(metric).values())
-    yield from _demand_rows(threshold, replace(fastest, values={**fastest.values, metric.name: spread}), fields, judge)
+    yield from _demand_rows(threshold, repeats(result.fastest), fields, judge)
+
+
+def _with_remedy(row: GateRow, walk: Certificate | None) -> GateRow:
+    """Return a row on a batch of a walk; of one that launches cannot settle because none repeat it, with what can be asked."""
+    if row.verdict != "inconclusive" or walk is None or walk.fastest is None or row.cell_id == walk.fastest.cell_id:
+        return row
+    batch = walk.fastest.cell["batch"]
+    return replace(
+        row, note=f"launches repeat the fastest batch of a walk only, {batch}: `where: {{batch: {FASTEST}}}` judges it"
+    )
 
 
 def _demand_rows(threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], judge: _Judge) -> Iterator[GateRow]:

@@ -16,7 +16,7 @@ from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import DIVERGED, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Container, Iterable, Mapping
 
     from benchbox.analysis.equivalence import Equivalence
     from benchbox.analysis.launches import LaunchTimes
@@ -118,6 +118,14 @@ class CellSummary:
     def busy_reasons(self) -> dict[int, tuple[str, ...]]:
         """Return why the hosts of launches that ended ok were busy, by number of the launch."""
         return self._of_ok(self.launches.busy)
+
+    def of_launches(self, numbers: Container[int]) -> CellSummary:
+        """Return a summary of some launches: their records, figures and status. It trains as all of them do."""
+        records = tuple(record for record in self.records if record["launch"] in numbers)
+        planned = sum(number in numbers for number in range(1, self.planned + 1))
+        part = replace(self, records=records, planned=planned)
+        values = {name: spread_of(metric, part.by_launch(metric).values()) for name, metric in _numeric_metrics().items()}
+        return replace(part, values=values, status=DIVERGED if self.status == DIVERGED else _worst_status(records))
 
     def words(self, metric: Metric, records: Iterable[LaunchRecord]) -> str:
         """Return the values of a metric that is a word in some of the records, sorted, each once; empty without records."""
@@ -226,17 +234,24 @@ def _beyond_memory(run: Run, launches: Mapping[str, CellLaunches]) -> set[str]:
 
 
 def _summary(cell_id: str, cell: CellDict, planned: int, launches: CellLaunches, beyond_memory: bool) -> CellSummary:
-    numbers = [metric for metric in metrics().values() if metric.is_number]
     return CellSummary(
         cell_id=cell_id,
         cell=cell,
         planned=planned,
         records=tuple(launches.records),
-        status=max((record["status"] for record in launches.records), key=STATUSES.index, default=MISSING),
-        values={metric.name: spread_of(metric, launches.numbers(metric.name).values()) for metric in numbers},
+        status=_worst_status(launches.records),
+        values={name: spread_of(metric, launches.numbers(name).values()) for name, metric in _numeric_metrics().items()},
         launches=launches,
         beyond_memory=beyond_memory,
     )
+
+
+def _worst_status(records: Iterable[LaunchRecord]) -> str:
+    return max((record["status"] for record in records), key=STATUSES.index, default=MISSING)
+
+
+def _numeric_metrics() -> dict[str, Metric]:
+    return {name: metric for name, metric in metrics().items() if metric.is_number}
 
 
 def spread_of(metric: Metric, values: Collection[float]) -> Spread | None:

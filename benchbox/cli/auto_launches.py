@@ -53,7 +53,7 @@ def keep_looks(run: "Run", store: "RunStore", measure: "MeasureSpec", policy_dir
     """Return the plan of a command without `--launches auto`, with the looks of an earlier one in the same run directory.
 
     Its pairs stay judged by these: a test at 1% of launches that were looked at before would be wrong more often than that. If
-    any of the launches is outdated, all are another experiment, and nothing is kept.
+    any of the launches that were looked at is outdated, all are another experiment, and nothing is kept.
     """
     from benchbox.launch.resume import pending_launches
     from benchbox.registry.statuses import STATUSES
@@ -64,8 +64,9 @@ def keep_looks(run: "Run", store: "RunStore", measure: "MeasureSpec", policy_dir
         return run
     cells = {cell_id: Cell.from_dict(dict(cell)) for cell_id, cell in earlier.cells.items()}
     numbers = {cell_id: range(1, launches + 1) for cell_id, launches in earlier.planned_launches().items()}
-    looked_at = [(cells[cell_id], number) for cell_id in cells for number in numbers[cell_id]]
-    if pending_launches(looked_at, measure, store, policy_dirs, final=STATUSES).launches:
+    # Those of them that there are: some are missing of a cell that was not selected, or of a look that was interrupted.
+    looked_at = [(cells[cell_id], number) for cell_id in cells for number in numbers[cell_id] if store.record(cell_id, number)]
+    if not looked_at or pending_launches(looked_at, measure, store, policy_dirs, final=STATUSES).launches:
         return run
     added = {cell_id: run.launches for cell_id in run.cells if cell_id not in earlier.cells}
     sequential = {**earlier.sequential, "launches": earlier.sequential["launches"] | added}
@@ -181,8 +182,8 @@ def describe_interruption(look: "Look | None", number: int, of: int, summary: "R
 def describe_kept_looks(run: "Run") -> str:
     """Return the line of a command without `--launches auto` in a run directory whose looks it keeps."""
     return (
-        f"pairs stay judged by the look of --launches auto after launch {run.launches}: "
-        "--fresh, or another folder with --out, begins anew"
+        f"pairs stay judged by the look of --launches auto after launch {run.launches}, and nothing is launched beyond it: "
+        "--launches auto goes on; --fresh, or another folder with --out, begins anew"
     )
 
 

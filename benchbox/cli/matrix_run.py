@@ -47,8 +47,14 @@ class MatrixRun:
 
     @cached_property
     def launches(self) -> Launches:
-        """The selected launches whose number is known before any has run, those of walks left out."""
-        return [] if self.auto and not self.matrix.search else launches_of(self.selected, self.matrix.measure)
+        """The selected launches whose number is known before any has run, those of walks left out.
+
+        A run that keeps the looks of an earlier command has none beyond its look, which would not be judged.
+        """
+        if self.auto and not self.matrix.search:
+            return []
+        chosen, planned = launches_of(self.selected, self.matrix.measure), self.run.planned_launches()
+        return [(cell, number) for cell, number in chosen if self.run.sequential is None or number <= planned[cell.cell_id]]
 
     def open_walks(self, *, fresh: bool) -> WalkLaunches:
         """Read the plan of the run directory, and return its walks, to go on with; with `fresh` the selected ones anew."""

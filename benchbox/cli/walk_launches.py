@@ -299,12 +299,13 @@ class WalkLaunches:
         self.store.write_run(self.run)
 
     def _repeats(self) -> "Launches":
-        """Name the fastest batch of every walk that has ended in the plan, and return its further launches."""
+        """Name the fastest batch of every walk that has ended in the plan, and return its further launches that are planned."""
         results = certificates(self.run, summarize(self.run, self.store.records()))
         for walk, result in zip(self.run.walks, results, strict=True):
             walk["fastest"] = result.fastest.cell_id if result.search in ENDED and result.fastest else None
         cells = [self._cell(cell_id) for cell_id in self.fastest_batches()]
-        return rounds(cells, range(2, self.measure.launches + 1))
+        planned, launches = self.run.planned_launches(), rounds(cells, range(2, self.measure.launches + 1))
+        return [(cell, number) for cell, number in launches if number <= planned[cell.cell_id]]
 
     def _missing_repeats(self) -> "Launches":
         if not self._statuses():

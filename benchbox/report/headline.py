@@ -69,27 +69,28 @@ def build_headline(
             return label(summaries[0].cell, axes)
         return cell_lists.text([positions[summary.cell_id] for summary in summaries])
 
-    of_walks = [comparison for comparison in walks if comparison.ratio is not None]
     by_pair: dict[tuple[str, str, bool], list[Comparison]] = defaultdict(list)
-    for number, comparison in enumerate(shown):
-        is_walk = number < len(of_walks)
-        by_pair[*_pair_names(comparison, without="batch" if is_walk else None), is_walk].append(comparison)
+    for comparison in shown:
+        by_pair[*_pair_names(comparison, without="batch" if comparison.of_walks else None), comparison.of_walks].append(
+            comparison
+        )
     return Headline(
         sentences=tuple(
-            _sentence(subject, reference, pairs, where=", each at its fastest batch" if is_walk else "")
-            for (subject, reference, is_walk), pairs in by_pair.items()
+            _sentence(subject, reference, pairs, where=", each at its fastest batch" if of_walks else "")
+            for (subject, reference, of_walks), pairs in by_pair.items()
         ),
-        compared=_compared(shown, with_walks=bool(of_walks)),
+        compared=_compared(shown),
         cards=tuple(_card(comparison, axes) for comparison in shown),
         refused=tuple(f"{cells_text(summaries)}: {reason}" for reason, summaries in refused.items()),
         refused_cells=sum(map(len, refused.values())),
     )
 
 
-def _compared(shown: Sequence[Comparison], *, with_walks: bool) -> str:
+def _compared(shown: Sequence[Comparison]) -> str:
     """Return what the cells of a pair share."""
     if not shown:
         return ""
+    with_walks = any(comparison.of_walks for comparison in shown)
     axis = " and ".join(field for field in shown[-1].axis if not (with_walks and field == "batch"))
     fastest = ", of walks also in the batch, which is the fastest of each," if with_walks else ""
     return f"Pairs differ in {axis}{fastest} and in nothing else, requested or observed."
@@ -151,7 +152,7 @@ def evidence_of(comparison: Comparison) -> str:
     assert effect is not None
     launches = f"{effect.launches[0]} against {effect.launches[1]} launches"
     if comparison.is_search:
-        more = f"; {comparison.more_launches} more of each cell can" if comparison.more_launches else ""
+        more = f"; {comparison.more_launches} more of each cell could" if comparison.more_launches else ""
         return f"{launches}, which searched for the batch and settle nothing{more}"
     if comparison.more_launches is not None:
         return f"{launches}: too few to settle any difference; {comparison.more_launches} more of each cell could"

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     )
     from benchbox.store.peaks import MeasuredPeaks
 
+# Where the graphs of a launch came from, by whether some were found in the cache on disk, and whether some were compiled.
+_GRAPH_SOURCES = {
+    (True, False): "from the cache",
+    (True, True): "with some from the cache",
+    (False, True): "with an empty cache",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -149,8 +156,7 @@ def _compile_times(summary: CellSummary) -> list[str]:
         ranks = (record.get("compilation") or {"per_rank": []})["per_rank"]
         found, compiled = (sum(rank[key] for rank in ranks) for key in ("from_cache", "not_from_cache"))
         if found or compiled:
-            kind = "with some from the cache" if found and compiled else "from the cache" if found else "with an empty cache"
-            times.setdefault(kind, []).append(max(rank["time_s"] for rank in ranks))
+            times.setdefault(_GRAPH_SOURCES[bool(found), bool(compiled)], []).append(max(rank["time_s"] for rank in ranks))
     texts = [f"{quantity(median(values), 's')} {kind} ({len(values)})" for kind, values in sorted(times.items())]
     return [f"by launches: {', '.join(texts)}"] if len(texts) > 1 else []
 

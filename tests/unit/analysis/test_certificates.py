@@ -3,14 +3,16 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from rich.console import Console
 
-from benchbox.analysis.best_batches import compare_run
+from benchbox.analysis.best_batches import compare_run, repeats
 from benchbox.analysis.certificates import certificates, mean_probes
 from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
+from benchbox.analysis.quantities import quantity
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.report.headline import evidence_of
@@ -236,7 +238,7 @@ def test_the_launch_that_chose_a_batch_is_shown_where_there_is_no_other_and_sett
     assert comparison.effect.launches == (1, 1)
     assert (comparison.verdict, comparison.is_search, comparison.more_launches) == ("inconclusive", True, 5)
     assert evidence_of(comparison) == (
-        "1 against 1 launches, which searched for the batch and settle nothing; 5 more of each cell can"
+        "1 against 1 launches, which searched for the batch and settle nothing; 5 more of each cell could"
     )
 
 
@@ -249,6 +251,7 @@ def test_one_pair_of_cells_has_one_verdict_as_walks_and_at_the_same_batch(tmp_pa
     first, fastest, beyond = sorted(comparisons.cells.values(), key=lambda comparison: comparison.subject.cell["batch"])
     assert (walks.verdict, walks.effect.launches) == ("regression", (7, 7))
     assert (fastest.effect, fastest.verdict, fastest.axis) == (walks.effect, walks.verdict, ("backend",))
+    assert (walks.of_walks, fastest.of_walks) == (True, False)
     assert (first.effect.launches, first.verdict, first.is_search, first.more_launches) == ((1, 1), "inconclusive", True, None)
     assert beyond.effect is None
     headline = build_report(machine.store.run(), records_of(machine, speed=0.5)).headline
@@ -385,3 +388,33 @@ def test_verify_reports_a_plan_that_names_another_fastest_batch(machine):
     store.write_run(replace(run, walks=[{**run.walks[0], "fastest": other}]))
     messages = [str(violation) for violation in verify_run(store).violations]
     assert any(f"is {other}, by its launches {fastest}" in text for text in messages), messages
+
+
+def test_the_figures_of_a_fastest_batch_are_those_of_the_launches_that_did_not_choose_it(machine):
+    replace(machine, measure=replace(LIMITED, launches=4)).run()
+    records = list(machine.store.records())
+    for record in records:
+        if record["launch"] == 1 and (throughput := record["throughput"]):
+            record["throughput"] = throughput | {"global_samples_per_s": 1.2 * throughput["global_samples_per_s"]}
+    run = machine.store.run()
+    (result,) = certificates(run, summarize(run, records))
+    repeated = repeats(result.fastest)
+    speeds = [record["throughput"]["global_samples_per_s"] for record in records if record["cell_id"] == repeated.cell_id]
+    assert repeated.values["global_samples_per_s"].value == pytest.approx(median(speeds[1:]))
+    assert repeated.values["global_samples_per_s"].high < speeds[0]
+    (box,) = build_report(run, records).answers
+    assert f" {quantity(median(speeds[1:]), 'samples/s')}, " in box.lines[0].text
+
+
+def test_at_a_batch_that_one_walk_repeats_and_the_other_does_not_only_the_searches_are_compared(tmp_path):
+    largest = {"fsdp1_full": 6, "zero2": 4}
+    settings = replace(LIMITED, launches=8)
+    machine = Machine(tmp_path, lambda cell: largest[cell.backend], BACKENDS, settings, predicted=4, fastest=7)
+    machine.run()
+    (comparison,) = (pair for pair in compared(machine).cells.values() if pair.subject.cell["batch"] == 4)
+    assert machine.store.record(comparison.reference.cell_id, 8) is not None, "the fastest batch of ZeRO-2"
+    assert (comparison.effect.launches, comparison.is_search) == ((1, 1), True)
+    repeat = machine.store.record(comparison.reference.cell_id, 8)
+    machine.store.write_record(repeat | {"status": "crash", "error": OOM})
+    (searches,) = (pair for pair in compared(machine).cells.values() if pair.subject.cell["batch"] == 4)
+    assert searches.effect == comparison.effect, "how a repeat ended is not part of it"

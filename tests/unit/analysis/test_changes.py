@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from statistics import median
 
 import pytest
 
@@ -234,3 +235,38 @@ def test_two_baselines_without_launches_are_not_compared_by_their_values():
     slower = replace(older, started_at=frozenset({"later"}))
     (change,) = compare_runs(older, slower, metric_names=THROUGHPUT).changes
     assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")
+
+
+def figures_of_walk(records, *, name, fastest=True):
+    walk = {"cells": [CELL.cell_id], "fastest": CELL.cell_id if fastest else None, "at_most": None, "predicted_batch": None}
+    run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 6}, walks=[walk])
+    return figures_of_run(name, run, records)
+
+
+def test_the_launch_that_searched_is_no_part_of_a_comparison_of_walks():
+    """It was three times as fast in the base, by chance: it chose the batch."""
+    base, head = (steady_records(step_s=STEP_S, launches=6, started=day) for day in ("2025-12-31", "2026-01-01"))
+    base[0]["throughput"]["global_samples_per_s"] *= 3
+    walks = figures_of_walk(base, name="base")
+    (change,) = compare_runs(walks, figures_of_walk(head, name="head"), metric_names=THROUGHPUT).changes
+    assert (change.launches, change.verdict) == ((5, 5), "neutral")
+    assert change.base == pytest.approx(median(record["throughput"]["global_samples_per_s"] for record in base[1:]))
+    (change,) = compare_runs(walks, figures(head), metric_names=THROUGHPUT).changes
+    assert change.launches == (5, 5), "of a matrix without walks too, so that both sides have the same rounds"
+
+
+def test_launches_that_only_searched_settle_nothing_and_peaks_are_compared_all_the_same():
+    base, head = (steady_records(step_s=STEP_S, launches=1, started=day) for day in ("2025-12-31", "2026-01-01"))
+    walks = [figures_of_walk(records, name="walk", fastest=False) for records in (base, head)]
+    speed, peak = compare_runs(*walks, metric_names=("global_samples_per_s", "peak_allocated_bytes")).changes
+    assert (speed.verdict, speed.launches) == ("inconclusive", None)
+    assert speed.reason == "launches that only searched for a batch settle nothing: a walk repeats its fastest batch"
+    assert (peak.verdict, peak.ratio) == ("neutral", 1)
+
+
+def test_the_peak_of_a_batch_of_a_walk_is_that_of_all_its_launches():
+    base, head = (steady_records(step_s=STEP_S, launches=6, started=day) for day in ("2025-12-31", "2026-01-01"))
+    head[0]["memory"]["worst"]["allocated_peak_bytes"] *= 2
+    walks = [figures_of_walk(records, name="walk") for records in (base, head)]
+    (peak,) = compare_runs(*walks, metric_names=("peak_allocated_bytes",)).changes
+    assert (peak.verdict, peak.ratio) == ("regression", 2)

@@ -8,13 +8,13 @@ import pytest
 
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.comparability import (
-    compare_with_reference,
     environment_differences,
     mixed_environment,
     why_incomparable,
 )
 from benchbox.analysis.inference import ALPHA, Criteria
 from benchbox.analysis.summary import summarize
+from tests.support.compared_cells import compared_cells
 from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
@@ -27,7 +27,7 @@ def summaries(*records):
 
 def compare(*records, reference=None, axes=None):
     """The comparison of the first record's cell."""
-    comparisons = compare_with_reference(summaries(*records), reference or {"backend": "zero2"}, axes or {})
+    comparisons = compared_cells(summaries(*records), reference or {"backend": "zero2"}, axes)
     return comparisons[records[0]["cell_id"]]
 
 
@@ -71,16 +71,14 @@ def test_more_pairs_need_more_launches():
     """One of five launches against five is rarer than 1% by chance; the best of four such pairs is not."""
     others = [replace(ZERO, backend=name) for name in ("ddp", "zero1", "zero3")]
     records = [record for cell in (FSDP, *others) for record in launches(cell, *(0.3 * time for time in QUIET))]
-    comparisons = compare_with_reference(
-        summaries(*records, *launches(ZERO, *(0.2 * time for time in QUIET))), {"backend": "zero2"}, {}
-    )
+    comparisons = compared_cells(summaries(*records, *launches(ZERO, *(0.2 * time for time in QUIET))), {"backend": "zero2"})
     assert {(comparison.verdict, comparison.more_launches) for comparison in comparisons.values()} == {("inconclusive", 1)}
 
 
 def test_a_cell_that_never_ran_is_missing():
     records = launches(ZERO, 0.2, 0.2)
     run = replace(example_run([CELL]), cells={FSDP.cell_id: FSDP.to_dict(), ZERO.cell_id: ZERO.to_dict()})
-    comparison = compare_with_reference(summarize(run, records), {"backend": "zero2"}, {})[FSDP.cell_id]
+    comparison = compared_cells(summarize(run, records), {"backend": "zero2"})[FSDP.cell_id]
     assert (comparison.verdict, comparison.ratio) == ("missing", None)
 
 
@@ -146,9 +144,9 @@ def test_a_reference_of_two_axes_compares_nothing_unless_the_matrix_moves_them_t
 
 
 def test_the_reference_is_not_compared_with_itself_and_no_reference_compares_nothing():
-    comparisons = compare_with_reference(summaries(example_record(FSDP), example_record(ZERO)), {"backend": "zero2"}, {})
+    comparisons = compared_cells(summaries(example_record(FSDP), example_record(ZERO)), {"backend": "zero2"})
     assert list(comparisons) == [FSDP.cell_id]
-    assert compare_with_reference(summaries(example_record(FSDP)), {}, {}) == {}
+    assert compared_cells(summaries(example_record(FSDP)), {}) == {}
 
 
 def test_a_variable_that_is_null_is_as_one_that_an_older_record_does_not_list():
@@ -264,7 +262,7 @@ def test_cells_without_a_common_launch_have_a_ratio_that_nothing_settles():
 def test_equality_of_several_pairs_needs_as_many_launches_as_a_difference():
     others = [replace(ZERO, backend=name) for name in ("ddp", "zero1", "zero3")]
     records = [record for cell in (FSDP, *others, ZERO) for record in steady_records(cell, step_s=0.2)]
-    comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {})
+    comparisons = compared_cells(summaries(*records), {"backend": "zero2"})
     assert {(comparison.verdict, comparison.more_launches) for comparison in comparisons.values()} == {("inconclusive", 1)}
 
 
@@ -272,7 +270,7 @@ def test_a_verdict_of_an_earlier_look_is_kept():
     records = [*launches(FSDP, 0.31, 0.32), *launches(ZERO, 0.2, 0.21)]
     for reference, verdict in ((ZERO, "regression"), (CELL, "inconclusive")):  # the latter settled another pair of this cell
         criteria = Criteria(settled={f"{FSDP.cell_id}/{reference.cell_id}": "regression"})
-        comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {}, criteria)
+        comparisons = compared_cells(summaries(*records), {"backend": "zero2"}, criteria=criteria)
         assert comparisons[FSDP.cell_id].verdict == verdict
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.equivalence import relative_difference
 from benchbox.analysis.gate import gate, verdict_of
 from benchbox.analysis.regression import BaselineLookup
@@ -16,6 +15,7 @@ from benchbox.analysis.summary import summarize
 from benchbox.registry.recipes import JUDGED_STEPS, recipe_by_name
 from benchbox.spec.cell import OptimSpec
 from benchbox.store.run import RunStore
+from tests.support.compared_cells import compared_cells
 from tests.support.example_run import CELL, example_record, example_run
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -128,7 +128,7 @@ def test_a_diverged_cell_loses_its_ratio_and_fails_the_gate():
     assert summaries["ddp"].divergence.startswith(reason)
     cells = list(summaries.values())
     axes = {"setup": [{"backend": cell.cell["backend"], "world_size": 0, "batch": 0} for cell in cells]}
-    comparisons = compare_with_reference(cells, {"backend": "single", "world_size": 1, "batch": 4}, axes)
+    comparisons = compared_cells(cells, {"backend": "single", "world_size": 1, "batch": 4}, axes)
     (comparison,) = comparisons.values()
     assert comparison.verdict == "incomparable"
     assert comparison.reason.startswith(f"ddp 2 2 is diverged: {reason}")

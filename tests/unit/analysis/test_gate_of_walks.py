@@ -321,3 +321,25 @@ def test_a_baseline_with_a_malformed_cell_is_refused_with_its_id(before, today):
     damaged = replace(baseline, cells={"0123": {"cell": {"batch": 2}, "values": {}}})
     with pytest.raises(RecordError, match="the baseline of example has a malformed cell, 0123 "):
         judge(today, damaged)
+
+
+def test_a_demand_on_a_batch_that_is_not_repeated_says_which_one_is(before, today):
+    """Batch 2 is launched once by every run, so that more launches of the run are no remedy."""
+    before.measure = today.measure = replace(LIMITED, launches=6)
+    baseline = baseline_of(before)
+    today.run()
+    demand = {"metric": "global_samples_per_s", "where": {}, "max_regression": 0.25}
+    rows = [row for row in judge(today, baseline, thresholds=[demand]) if row.metric == "global_samples_per_s"]
+    assert {(row.cell, row.verdict) for row in rows} == {("batch=2", "inconclusive")}
+    assert {row.note for row in rows} == {
+        "launches repeat the fastest batch of a walk only, 20: `where: {batch: fastest}` judges it"
+    }
+
+
+def test_a_demand_on_the_batch_that_is_repeated_says_how_many_launches_settle_it(before, today):
+    before.measure = today.measure = replace(LIMITED, launches=2)
+    baseline = baseline_of(before)
+    today.run()
+    demand = {"metric": "global_samples_per_s", "where": {"batch": 20}, "max_regression": 0.25}
+    (row,) = (row for row in judge(today, baseline, thresholds=[demand]) if row.metric == "global_samples_per_s")
+    assert row.note == "2 and 2 launches cannot settle it: 5 of the run and of the baseline can"

@@ -187,3 +187,18 @@ def test_a_cell_of_which_one_rank_compiled_in_measured_steps_or_reached_the_limi
         summary = summary_of(example_record(launch=1) | {"compilation": {"per_rank": per_rank}}, example_record(launch=2))
         assert summary.marks == marks
         assert summary.values["compile_time_s"].value == 3.0
+
+
+def test_a_summary_of_some_launches_has_their_figures_and_their_status():
+    records = [example_record(launch=number, step_s=step_s) for number, step_s in enumerate((0.1, 0.2, 0.3), 1)]
+    records[0] |= {"status": "oom", "error": OOM}
+    run = example_run([CELL], measure=asdict(replace(MEASURE, launches=5)))
+    (summary,) = summarize(run, records)
+    later, first = summary.of_launches(range(2, 100)), summary.of_launches((1,))
+    assert (summary.status, later.status, first.status, summary.of_launches(()).status) == ("oom", "ok", "oom", "missing")
+    assert (later.planned, first.planned, later.complete, later.error, first.error) == (4, 1, False, None, OOM)
+    (second,) = (summary.of_launches((2,)).values["step_time_s"],)
+    assert (second.value, second.launches) == (median(records[1]["step_time_s"]["slowest"]), 1)
+    assert first.values["step_time_s"] is None
+    diverged = replace(summary, status="diverged").of_launches((2, 3))
+    assert (diverged.status, diverged.values["step_time_s"].launches) == ("diverged", 2)

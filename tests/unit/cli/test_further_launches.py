@@ -85,3 +85,39 @@ def test_cells_that_were_not_there_at_the_looks_have_the_launches_of_their_comma
     run = RunStore(tmp_path / "run").run()
     planned = {run.cells[cell_id]["backend"]: launches for cell_id, launches in run.planned_launches().items()}
     assert planned == {"ddp": 7, "zero2": 7, "fsdp2": 2}
+
+
+def looked_at(tmp_path, monkeypatch):
+    """A run of which a look was taken, after launch 7, and the command that takes none."""
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    command = ("run", "looks.yaml", "--out", "run", "--no-estimate")
+    run_in_process(*command, "--launches", "auto", "--resolution", "1%", cwd=tmp_path)
+    return RunStore(tmp_path / "run"), command
+
+
+def test_a_command_without_looks_launches_nothing_beyond_the_look(tmp_path, monkeypatch):
+    """Nothing would judge such launches."""
+    store, command = looked_at(tmp_path, monkeypatch)
+    assert len(store.stored_launches()) == 14
+    run_in_process(*command, "--launches", "9", cwd=tmp_path)
+    assert len(store.stored_launches()) == 14
+
+
+def test_looks_are_kept_where_launches_of_a_look_are_missing(tmp_path, monkeypatch):
+    """A cell that was not selected lacks launches: the other ones were looked at all the same."""
+    store, command = looked_at(tmp_path, monkeypatch)
+    cell_id, number = max(store.stored_launches())
+    store.remove_record(cell_id, number)
+    again = run_in_process(*command, cwd=tmp_path)
+    assert "pairs stay judged by the look of --launches auto after launch 7" in again.stdout, again.stderr
+    assert criteria_of(store.run()).alpha == pytest.approx(0.01 / 6)
+
+
+def test_a_run_of_which_nothing_was_launched_has_no_looks_to_keep(tmp_path, monkeypatch):
+    store, command = looked_at(tmp_path, monkeypatch)
+    for cell_id, number in list(store.stored_launches()):
+        store.remove_record(cell_id, number)
+    again = run_in_process(*command, cwd=tmp_path)
+    assert "pairs stay judged" not in again.stdout
+    assert (store.run().sequential, store.run().launches) == (None, 1)

@@ -311,3 +311,14 @@ def test_a_search_does_not_go_on_because_a_repeat_ran_out_of_memory(tmp_path):
     machine.run()
     assert all(number > 1 for _, number in machine.launched)
     assert machine.store.run().walks == walks
+
+
+def test_a_fastest_batch_is_not_repeated_beyond_the_look_that_judges_it(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, measure=replace(MEASURE, launches=9), predicted=6)
+    walks = machine.open()
+    sequential = {"looks": [4, 6], "resolution": 0.02, "launches": {}, "settled": {}}
+    looked = replace(walks.run, sequential=sequential, measure={**walks.run.measure, "launches": 4})
+    walks.run = looked
+    machine.open = lambda **_: walks
+    machine.run()
+    assert max(number for _, number in machine.launched) == 4
