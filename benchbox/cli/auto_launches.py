@@ -1,13 +1,11 @@
 """`--launches auto`: rounds of launches until every pair of cells is settled or the budget ends."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from benchbox.analysis.comparability import Comparison
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from benchbox.launch.runner import RunSummary
     from benchbox.plan import Plan
     from benchbox.registry.launch_record import CellDict
-    from benchbox.spec.cell import MeasureSpec
     from benchbox.store.run import Run, RunStore
 
     Label = Callable[[CellDict], str]
@@ -47,30 +44,6 @@ def plan_auto(run: "Run", planned: "Plan", resolution: float) -> "Run":
     fixed = run.cells.keys() - {cell.cell_id for cell in planned.walks}
     sequential["launches"] = dict.fromkeys(sorted(fixed), run.launches)
     return replace(run, sequential=sequential, measure={**run.measure, "launches": 1})
-
-
-def keep_looks(run: "Run", store: "RunStore", measure: "MeasureSpec", policy_dirs: Sequence["Path"]) -> "Run":
-    """Return the plan of a command without `--launches auto`, with the looks of an earlier one in the same run directory.
-
-    Its pairs stay judged by these: a test at 1% of launches that were looked at before would be wrong more often than that. If
-    any of the launches that were looked at is outdated, all are another experiment, and nothing is kept.
-    """
-    from benchbox.launch.resume import pending_launches
-    from benchbox.registry.statuses import STATUSES
-    from benchbox.spec.cell import Cell
-
-    earlier = store.run() if (store.path / "run.json").is_file() else None
-    if earlier is None or earlier.sequential is None:
-        return run
-    cells = {cell_id: Cell.from_dict(dict(cell)) for cell_id, cell in earlier.cells.items()}
-    numbers = {cell_id: range(1, launches + 1) for cell_id, launches in earlier.planned_launches().items()}
-    # Those of them that there are: some are missing of a cell that was not selected, or of a look that was interrupted.
-    looked_at = [(cells[cell_id], number) for cell_id in cells for number in numbers[cell_id] if store.record(cell_id, number)]
-    if not looked_at or pending_launches(looked_at, measure, store, policy_dirs, final=STATUSES).launches:
-        return run
-    added = {cell_id: run.launches for cell_id in run.cells if cell_id not in earlier.cells}
-    sequential = {**earlier.sequential, "launches": earlier.sequential["launches"] | added}
-    return replace(run, sequential=sequential, measure={**run.measure, "launches": earlier.launches})
 
 
 def run_until_settled(
@@ -177,14 +150,6 @@ def describe_interruption(look: "Look | None", number: int, of: int, summary: "R
     if look is None:
         return [f"{text}, and no pair was judged"]
     return [text, *_unsettled(look, label)]
-
-
-def describe_kept_looks(run: "Run") -> str:
-    """Return the line of a command without `--launches auto` in a run directory whose looks it keeps."""
-    return (
-        f"pairs stay judged by the look of --launches auto after launch {run.launches}, and nothing is launched beyond it: "
-        "--launches auto goes on; --fresh, or another folder with --out, begins anew"
-    )
 
 
 def describe_end(look: "Look", *, is_last: bool) -> list[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.summary import label, varying_fields
-from benchbox.cli.auto_launches import keep_looks, plan_auto
+from benchbox.cli.auto_launches import plan_auto
 from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
+from benchbox.cli.earlier_plan import follow_earlier_plan
 from benchbox.cli.nodes import check_world_sizes
 from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
 from benchbox.errors import ConfigurationError
@@ -127,8 +128,8 @@ def open_matrix_run(
             raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
         run, measure = plan_auto(run, planned, resolution), replace(measure, launches=1)
     store = RunStore(out or Path("runs") / matrix.name)
-    if resolution is None and not fresh:
-        run = keep_looks(run, store, measure, matrix.policy_dirs)
+    if not fresh:
+        run = follow_earlier_plan(run, store, measure, matrix.policy_dirs)
     return MatrixRun(
         matrix=matrix,
         planned=planned,

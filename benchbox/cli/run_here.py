@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from benchbox.cli.auto_launches import describe_kept_looks, run_until_settled
+from benchbox.cli.auto_launches import run_until_settled
+from benchbox.cli.earlier_plan import describe_earlier_tests
 from benchbox.cli.nodes import open_launcher, open_node_0
 from benchbox.cli.predicting import predict_run
 from benchbox.cli.statistics import prepare_statistics
@@ -48,8 +49,8 @@ def run_here(
             walks.predict(console)
             selected = matrix_run.selected
             repeated = find_records(matrix_run.store, selected.cells, selected.walks) if matrix_run.fresh else []
-            if matrix_run.run.sequential and not matrix_run.auto:
-                console.print(describe_kept_looks(matrix_run.run), markup=False, soft_wrap=True)
+            if not matrix_run.auto and (line := describe_earlier_tests(matrix_run.run)):
+                console.print(line, markup=False, soft_wrap=True)
             if matrix_run.launches or not matrix_run.auto:
                 matrix_run.store.write_run(walks.run)
             _prepare_data(matrix_run, console)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from benchbox import __version__
 from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
+from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import (
     BUSY_HOST,
@@ -262,6 +263,12 @@ def _sampling(run: Run) -> str:
     if run.sequential:
         numbers = ", ".join(str(launches - bool(run.walks)) for launches in run.sequential["looks"])
         looks = f" Pairs were tested after {numbers} launches until all were settled; the tests share a probability of 1%."
+    if run.earlier_tests:
+        numbers = " and ".join(str(launches - bool(run.walks)) for launches in run.earlier_tests)
+        share = 100 * ALPHA * (len(run.earlier_tests) + 1)
+        looks += (
+            f" Pairs were tested after {numbers} launches before: all tests together are wrong in up to {share:.3g}% of runs."
+        )
     warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
     times = f"{'up to ' if run.sequential else ''}{_count(run.launches, 'time')}"
     what = (

@@ -69,6 +69,7 @@ class _RunFile(TypedDict, total=False):
     sequential: dict[str, Any] | None
     walks: list[Walk]
     options: list[str]
+    earlier_tests: list[int]
     benchbox_version: str
     created_at: str
 
@@ -94,6 +95,7 @@ class Run:
     walks: Sequence[Walk] = field(default_factory=list)
     # Words of the command that decide what a cell is, of --set and --policy-dir; none in older runs.
     options: Sequence[str] = field(default_factory=list)
+    earlier_tests: Sequence[int] = field(default_factory=list)  # numbers of launches after which commands before tested pairs
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 

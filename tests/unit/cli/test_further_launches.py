@@ -121,3 +121,42 @@ def test_a_run_of_which_nothing_was_launched_has_no_looks_to_keep(tmp_path, monk
     again = run_in_process(*command, cwd=tmp_path)
     assert "pairs stay judged" not in again.stdout
     assert (store.run().sequential, store.run().launches) == (None, 1)
+
+
+def test_launches_that_are_added_after_a_test_are_said_to_be_tested_again(tmp_path, monkeypatch):
+    """Three tests at 1% each: whoever adds launches until a verdict comes is wrong more often than once in a hundred."""
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    command, store = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches"), RunStore(tmp_path / "run")
+    tests = {}
+    for launches in ("4", "5", "5", "6", "8"):
+        ended = run_in_process(*command, launches, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        tests[launches] = list(store.run().earlier_tests)
+        assert ("pairs were tested after" in ended.stdout) == bool(tests[launches])
+    assert tests == {"4": [], "5": [], "6": [5], "8": [5, 6]}, "four launches cannot settle a pair, so that they are no test"
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "Pairs were tested after 5 and 6 launches before: all tests together are wrong in up to 3% of runs." in report
+    run_in_process(*command, "auto", "--set", "measure.launches=8", cwd=tmp_path)
+    assert store.run().earlier_tests == [5, 6, 8], "the looks of --launches auto are no excuse for them"
+    run_in_process(*command, "8", "--fresh", cwd=tmp_path)
+    assert store.run().earlier_tests == []
+
+
+def test_tests_of_outdated_launches_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    command = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches")
+    run_in_process(*command, "5", cwd=tmp_path)
+    run_in_process(*command, "6", "--set", "measure.steps=3", cwd=tmp_path)
+    assert RunStore(tmp_path / "run").run().earlier_tests == []
+
+
+def test_launches_that_are_not_complete_were_no_test(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    command, store = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches"), RunStore(tmp_path / "run")
+    run_in_process(*command, "5", cwd=tmp_path)
+    store.remove_record(store.stored_launches()[-1][0], 5)
+    run_in_process(*command, "6", cwd=tmp_path)
+    assert store.run().earlier_tests == []

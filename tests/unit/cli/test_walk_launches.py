@@ -10,6 +10,7 @@ from benchbox.analysis.certificates import certificates
 from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
+from benchbox.cli.earlier_plan import follow_earlier_plan
 from benchbox.cli.predicting import predict_in_process
 from benchbox.cli.walk_launches import check_memory_limit, plan_walks
 from benchbox.errors import ConfigurationError
@@ -322,3 +323,12 @@ def test_a_fastest_batch_is_not_repeated_beyond_the_look_that_judges_it(tmp_path
     machine.open = lambda **_: walks
     machine.run()
     assert max(number for _, number in machine.launched) == 4
+
+
+@pytest.mark.parametrize(("launches", "tests"), [(5, []), (6, [6])])
+def test_the_launch_that_chose_a_batch_is_no_part_of_an_earlier_test(tmp_path, launches, tests):
+    """Five launches can settle a pair."""
+    machine = Machine(tmp_path, lambda _: 6, measure=replace(MEASURE, launches=launches), predicted=6)
+    machine.run()
+    later = replace(machine.open().run, measure=asdict(replace(machine.measure, launches=9)))
+    assert follow_earlier_plan(later, machine.store, machine.measure, ()).earlier_tests == tests
