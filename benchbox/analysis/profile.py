@@ -50,6 +50,18 @@ class TowerProfile(TypedDict):
     of_peak: float | None
 
 
+class Communication(TypedDict):
+    """Collectives of a step, and the time that an all-reduce of as many bytes takes at its measured rate.
+
+    An all-gather or a reduce-scatter of the same bytes takes half of that in a ring. Null without a measured rate.
+    """
+
+    bytes: int  # of the larger of input and output
+    all_reduce_bytes_per_s: float | None
+    seconds: float | None
+    share: float | None  # of the step
+
+
 class Profile(TypedDict):
     """Contents of `profile.json`."""
 
@@ -68,6 +80,7 @@ class Profile(TypedDict):
     fused_phases: dict[str, str]
     towers: list[TowerProfile]
     towers_reason: str | None  # why a tower is unknown
+    communication: Communication | None  # null for one rank
     operators: list[OperatorTime]  # of the profiled steps, longest first
     profiled_s: float  # of the profiled steps together
     recomputed_flops: int
@@ -111,6 +124,7 @@ def build_profile(
         "fused_phases": slowest["fused_phases"],
         "towers": towers,
         "towers_reason": _COMPILED_TOWERS if any(row["tower"] == UNKNOWN_TOWER for row in towers) else None,
+        "communication": _communication(slowest, peaks) if len(ranks) > 1 else None,
         "operators": slowest["operators"],
         "profiled_s": sum(slowest["profiled_step_s"]),
         "recomputed_flops": slowest["recomputed_flops"],
@@ -170,6 +184,14 @@ def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) 
             }
         )
     return rows
+
+
+def _communication(rank: RankProfile, peaks: MeasuredPeaks | None) -> Communication:
+    size = sum(sizes["collectives"] for sizes in rank["bytes"].values())
+    rate = None if peaks is None or peaks.all_reduce is None else peaks.all_reduce["per_s"]
+    seconds = None if rate is None else size / rate
+    share = None if seconds is None else seconds / fmean(rank["step_s"])
+    return {"bytes": size, "all_reduce_bytes_per_s": rate, "seconds": seconds, "share": share}
 
 
 def _towers(rank: RankProfile, peaks: MeasuredPeaks | None) -> list[TowerProfile]:

@@ -10,7 +10,7 @@ from benchbox.store.peaks import BUSY_SPREAD
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchbox.analysis.profile import Profile
+    from benchbox.analysis.profile import Communication, Profile
 
 OPERATORS = 15
 
@@ -35,6 +35,8 @@ def _lines(profile: Profile) -> Iterator[str]:
         yield reason
     if profile["summary"]:
         yield profile["summary"]
+    if profile["communication"]:
+        yield _communication(profile["communication"])
     if profile["peaks"] and profile["peaks"]["spread"] > BUSY_SPREAD:
         yield (
             f"the peaks are uncertain: their repetitions differ by up to {profile['peaks']['spread']:.0%}; run benchbox doctor "
@@ -101,6 +103,17 @@ def _phase_rows(profile: Profile) -> list[tuple[str, ...]]:
             for row in profile["phases"]
         ),
     ]
+
+
+def _communication(collectives: Communication) -> str:
+    text = f"collectives of a step carry {quantity(collectives['bytes'], 'bytes')}"
+    if collectives["seconds"] is None or collectives["share"] is None:
+        return text
+    rate = quantity(collectives["all_reduce_bytes_per_s"], "bytes")
+    return (
+        f"{text}: at the {rate}/s that an all-reduce reaches, {quantity(collectives['seconds'], 's')} or "
+        f"{collectives['share']:.1%} of the step; an all-gather or a reduce-scatter takes half as long"
+    )
 
 
 def _share(value: float | None) -> str:

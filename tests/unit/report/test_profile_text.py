@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from benchbox.analysis.profile import build_profile
@@ -102,3 +103,22 @@ def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
     assert "warning: busy host while steps were timed: other processes used 18% of the CPU time: times are too long\n" in text
     unmeasured = render_profile(build_profile("c", {}, ranks, {}))
     assert f"shares of the peaks are unknown: no peaks were measured for {GROUP}; run benchbox doctor --peaks" in unmeasured
+
+
+def test_collectives_are_shown_beside_the_measured_rate_of_an_all_reduce():
+    """At 2 GB/s, 30 MB of two phases take 15 ms of a step of 200 ms."""
+    sizes = {
+        name: {"read": 0, "written": 0, "collectives": size} for name, size in (("backward", 2 * 10**7), ("optimizer", 10**7))
+    }
+    peaks = replace(made_up_peaks(), all_reduce={"per_s": 2e9, "spread": 0.0, "repetitions": 5, "size": [1]})
+    ranks = [rank_profile(rank, 0.2, bytes=sizes) for rank in (0, 1)]
+    text = render_profile(build_profile("c", {}, ranks, {GROUP: peaks}))
+    expected = (
+        "collectives of a step carry 28.6 MiB: at the 1.86 GiB/s that an all-reduce reaches, 15.0 ms or 7.5% of the step; "
+    )
+    assert expected in text
+    without = render_profile(build_profile("c", {}, ranks, {}))
+    assert "collectives of a step carry 28.6 MiB\n" in without
+    alone = build_profile("c", {}, ranks[:1], {})
+    assert alone["communication"] is None
+    assert "collectives" not in render_profile(alone)
