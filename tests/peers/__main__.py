@@ -1,9 +1,9 @@
 """Time training steps beside those of lerobot's own code: `make peers`.
 
-Both sides train the same policy: sizes, weights, batch and hyperparameters of AdamW. Each runs in a process of its own, lerobot
-in its environment in `build/parity`; they take turns, round by round, so that what else the machine does hits both. Every
-variant of this side is compared with every variant of lerobot. Written to `reports/peers/`: `peers.md`, and all times in
-`peers.json`.
+Both sides train the same policy: sizes, weights, batch and hyperparameters of AdamW; if their losses differ, there is no report.
+Each runs in a process of its own, lerobot in its environment in `build/parity`; they take turns, round by round, so that what else
+the machine does hits both. Every variant of this side is compared with every variant of lerobot. Written to `reports/peers/`:
+`peers.md`, and all times in `peers.json`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from tests.parity.lerobot import ENVIRONMENT
 from tests.parity.pi import lerobot_batch, lerobot_sizes
+from tests.peers.equality import check_hyperparameters, check_losses
 from tests.peers.policies import PEERS, TRIMMED, Peer, batch_of, build_peer, padding_of
 from tests.peers.report import render_report
 from tests.peers.side import Side
@@ -65,6 +66,9 @@ def compare(name: str, peer: Peer, rounds: int, steps: int) -> dict:
         finally:
             for side in sides:
                 side.end()
+    results = [side.result() for side in sides]
+    check_hyperparameters(results)
+    check_losses(results)
     return {
         "peer": name,
         "policy": peer.policy,
@@ -73,7 +77,7 @@ def compare(name: str, peer: Peer, rounds: int, steps: int) -> dict:
         "batch": peer.batch,
         "steps": steps,
         "padding": padding_of(policy, batch),
-        "sides": [side.result() for side in sides],
+        "sides": results,
     }
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.parity.lerobot import VERSION
+from tests.peers.equality import check_hyperparameters
 from tests.peers.policies import GPU_PEERS
 from tests.peers.report import render_gpu_report
 from tests.peers.side import HERE, Side
@@ -159,9 +160,7 @@ class Comparison:
         """Write what there is, by lerobot's precision."""
         arguments = self._arguments
         peer = GPU_PEERS[arguments.peer]
-        optim = [side["optim"] for side in self._sides if "optim" in side]
-        if any(values != optim[0] for values in optim):
-            raise RuntimeError(f"the sides have different hyperparameters: {optim}")
+        check_hyperparameters(self._sides)
         results = []
         for precision in dict.fromkeys(THEIR_PRECISIONS.values()):
             sides = [side for side in self._sides if THEIR_PRECISIONS.get(side["precision"], side["precision"]) == precision]
