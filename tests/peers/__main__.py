@@ -1,8 +1,8 @@
 """Time training steps beside those of lerobot's own code: `make peers`.
 
-Both sides train the same policy: sizes, weights, batch and hyperparameters of AdamW; if their losses differ, there is no report.
-Each runs in a process of its own, lerobot in its environment in `build/parity`; they take turns, round by round, so that other
-work of the machine hits both. Every variant of this side is compared with every variant of lerobot. Written to `reports/peers/`:
+Both sides train the same policy: sizes, weights, batch and hyperparameters of AdamW. If their losses differ there is no
+report. Each runs in a process of its own, lerobot in its environment in `build/parity`. They take turns, round by round, so
+that other work hits both. Every variant of this side is compared with every variant of lerobot. Written to `reports/peers/`:
 `peers.md`, and all times in `peers.json`.
 """
 

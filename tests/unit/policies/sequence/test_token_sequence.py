@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from benchbox_policies._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks, gather_tokens
-from torch.nn.attention.flex_attention import flex_attention
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+if TYPE_CHECKING:
+    from benchbox_policies._layers.sequence.attention_mask import AttentionMask
 
 LENGTHS = {"image": 3, "prompt": 4, "response": 2, "fast": 3}
 VALID = {
@@ -127,3 +134,62 @@ def test_a_block_mask_can_be_compiled_into_the_kernel():
             query, key, value, attn_mask=attention_mask.dense(window=3)[:, None]
         )
     torch.testing.assert_close(output, expected)
+
+
+def long_masks(seed: int) -> list[AttentionMask]:
+    """Masks of a prefix of several blocks of scores with holes, of which one sample is padding, and of a suffix after it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def valid(length: int) -> Tensor:
+        mask = torch.rand(3, length, generator=generator) < torch.tensor([1.0, 0.9, 0.5])[:, None]
+        mask[1, : length // 2], mask[2, length // 4 :] = False, False
+        return mask
+
+    prefix = concat_blocks(
+        [
+            Block(name="images", hidden=torch.zeros(3, 300, 1), valid=valid(300), attention="bidirectional"),
+            Block(name="text", hidden=torch.zeros(3, 170, 1), valid=valid(170), attention="causal"),
+        ]
+    )
+    after = concat_blocks([Block(name="actions", hidden=torch.zeros(3, 140, 1), valid=valid(140), attention="bidirectional")])
+    return [prefix.attention_mask(), after.attention_mask_after(prefix)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_blocks_of_a_mask_are_those_of_its_dense_form(seed):
+    for attention_mask in long_masks(seed):
+        dense, block = attention_mask.dense(), attention_mask.block_mask()
+        shape = dense.shape
+        expected = create_block_mask(lambda b, h, q, k, dense=dense: dense[b, q, k], shape[0], None, *shape[1:], device="cpu")
+        assert torch.equal(block.kv_num_blocks, expected.kv_num_blocks)
+        assert torch.equal(block.full_kv_num_blocks, expected.full_kv_num_blocks)
+        assert torch.equal(block.to_dense(), expected.to_dense())
+        assert block.seq_lengths == shape[1:]
+        assert expected.full_kv_num_blocks.sum() > 0, "there are blocks of each kind"
+        assert (expected.kv_num_blocks.sum() + expected.full_kv_num_blocks.sum()) < expected.to_dense().numel()
+
+
+@pytest.mark.parametrize("window", [1, 40, 200, 1000])
+def test_blocks_in_a_window_have_every_visible_score_and_full_ones_no_other(window):
+    for attention_mask in long_masks(0):
+        dense, block = attention_mask.dense(window), attention_mask.block_mask(window)
+        padded = functional.pad(dense, (0, -dense.shape[2] % 128, 0, -dense.shape[1] % 128))
+        by_block = padded.unflatten(2, (-1, 128)).unflatten(1, (-1, 128))
+        is_visible, is_full = by_block.any(dim=(2, 4)), by_block.all(dim=(2, 4))
+        full = columns(block.full_kv_num_blocks, block.full_kv_indices)
+        computed = columns(block.kv_num_blocks, block.kv_indices) | full
+        assert not (is_visible & ~computed).any()
+        assert not (full & ~is_full).any()
+        if window == 40:
+            assert computed.sum() < columns_without_window(attention_mask).sum(), "far blocks are left out"
+
+
+def columns(counts: Tensor, indices: Tensor) -> Tensor:
+    """Return which blocks a block mask has, as (B, Q blocks, K blocks) bool."""
+    is_listed = torch.arange(indices.shape[-1]) < counts[..., None]
+    return torch.zeros_like(indices, dtype=torch.bool).scatter(-1, indices.long(), is_listed)[:, 0]
+
+
+def columns_without_window(attention_mask: AttentionMask) -> Tensor:
+    block = attention_mask.block_mask()
+    return columns(block.kv_num_blocks, block.kv_indices) | columns(block.full_kv_num_blocks, block.full_kv_indices)
