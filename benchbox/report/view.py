@@ -10,6 +10,7 @@ from benchbox import __version__
 from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.sequential import criteria_of
+from benchbox.analysis.step_bounds import step_bounds
 from benchbox.analysis.summary import (
     BUSY_HOST,
     HIGH_SPREAD,
@@ -58,7 +59,6 @@ from benchbox.report.sections import (
     list_findings,
     list_methods,
 )
-from benchbox.report.step_bounds import step_bounds
 from benchbox.report.theory import TheorySection, theory_section
 from benchbox.report.walks import WalkSection, walk_section
 
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from benchbox.analysis.comparability import Comparison
+    from benchbox.analysis.step_bounds import LinksOf, PeaksOf
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.figures.drawing import Drawing
-    from benchbox.report.step_bounds import LinksOf, PeaksOf
     from benchbox.store.predictions import CellPrediction
     from benchbox.store.run import Run
 
@@ -175,7 +175,7 @@ def build_report(
     fitting = [summary for summary in summaries if not summary.beyond_memory]
     cells = ReportCells(summaries=fitting, axes=axes, walks=walks, compared=tuple(run.reference), max_bars=MAX_PLAIN_CARDS)
     bounds = step_bounds(predictions, summaries, peaks=peaks, links=links)
-    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions, bounds=bounds.by_cell)
+    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions, bounds=bounds)
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
     fixed = tuple(
