@@ -233,6 +233,16 @@ def build_report(
     )
 
 
+@paused_garbage_collection()
+def build_tables(run: Run, summaries: Sequence[CellSummary]) -> tuple[WalkSection | None, Table]:
+    """Return the section of largest batches and the table of cells of a run, as in its report but without predictions."""
+    axes, walks = varying_fields([*run.cells.values()]), certificates(run, summaries)
+    compared = compare_run(run, summaries, walks, criteria_of(run))
+    table_columns = columns(axes, summaries, compared=bool(run.reference))
+    table = Table(columns=table_columns, rows=table_rows(table_columns, summaries, compared.cells))
+    return walk_section(walks, compared.walks, axes), table
+
+
 def _comparable(run: Run, compared: RunComparisons) -> list[Comparison]:
     """Return the comparisons of cells. Those of walks stand for their batches; until they have ended, the batches do.
 
