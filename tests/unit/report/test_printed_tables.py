@@ -222,7 +222,7 @@ def test_texts_with_bars_and_backslashes_are_split_where_columns_end(tmp_path):
 
 
 def test_verifying_builds_no_other_part_of_a_report(printed, monkeypatch):
-    """Of a run of 2,000 cells, the others would take as long as reading all records a second time."""
+    """The other parts of 2,000 cells would take as long as reading all records once more."""
     for name in ("cell_cards", "answer_boxes", "requested_and_observed", "theory_section"):
         monkeypatch.setattr(f"benchbox.report.view.{name}", None)
     assert problems(*printed) == []
