@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run
 
 
-def machine_of(records: Iterable[LaunchRecord]) -> str:
-    """Return the machine that records were measured on, as the measuring processes named it.
+def machine_folder(records: Iterable[LaunchRecord]) -> str:
+    """Return the folder of the machine that records were measured on, named as the measuring processes named it.
 
     Raises:
         RecordError: no record names a machine, or they name several.
@@ -49,9 +49,9 @@ def name_machine(records: Iterable[LaunchRecord], given: str | None) -> str:
     """Return the folder of a machine's baselines: the name that the user gave it, or that of the machine.
 
     Raises:
-        RecordError: see `machine_of`.
+        RecordError: see `machine_folder`.
     """
-    return slug(given) if given else machine_of(records)
+    return slug(given) if given else machine_folder(records)
 
 
 def slug(name: str) -> str:

@@ -79,9 +79,9 @@ def _shares_of_products(
         best = peaks.best_matmul(dtype)
         if best is None:
             return None, None, f"the peaks have no products in {dtype}"
-        least_s += amount / best
+        least_s += amount / best["per_s"]
         of_shape = peaks.matmul[dtype].get(shape)
-        least_by_shape_s += amount / (best if of_shape is None else of_shape["per_s"])
+        least_by_shape_s += amount / (of_shape or best)["per_s"]
     if least_s > seconds:
         reason = f"{least_s / seconds:.2f} of the peak is impossible: measure the peaks again on a quiet machine"
         return None, None, reason
@@ -95,7 +95,7 @@ def _share_of_memory(
 ) -> tuple[float | None, str | None]:
     if peaks is None:
         return None, missing
-    share = size / seconds / peaks.best_memory
+    share = size / seconds / peaks.best_memory["per_s"]
     if share > 1:
         return None, f"{share:.2f} of the rate of memory: operations find their operands in caches"
     return share, None

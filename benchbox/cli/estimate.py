@@ -216,9 +216,9 @@ def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) 
     from benchbox.analysis.baseline import slug
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.reconciliation import reconcile
+    from benchbox.analysis.step_bounds import step_bounds
     from benchbox.analysis.summary import label, summarize, varying_fields
     from benchbox.cli.predicting import predict_run
-    from benchbox.report.step_bounds import step_bounds
     from benchbox.store.links import read_links
     from benchbox.store.peaks import read_peaks
     from benchbox.store.predictions import read_predictions

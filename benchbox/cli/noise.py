@@ -50,7 +50,7 @@ def noise(
     """
     from rich.console import Console
 
-    from benchbox.analysis.baseline import machine_of
+    from benchbox.analysis.baseline import machine_folder
     from benchbox.analysis.noise import MIN_LAUNCHES, measure_noise, with_earlier_runs
     from benchbox.analysis.summary import BUSY_HOST, PARTLY_COMPILED, label, summarize
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
@@ -83,7 +83,7 @@ def noise(
     measure = loaded.measure
     how = {"steps": measure.steps, "warm-up steps": measure.warmup_steps, "memory limit": measure.memory_limit}
     latest, effect = measure_noise(summary, text, {name: value for name, value in how.items() if value is not None})
-    machine = machine_of(records)
+    machine = machine_folder(records)
     earlier = None if fresh else read_noise(machine).get(loaded.name)
     measured, not_counted = with_earlier_runs(latest, earlier)
     is_busy = BUSY_HOST in summary.marks  # its floor would hide slowdowns from `check`

@@ -28,7 +28,7 @@ from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
 from benchbox.estimation.groups import fake_process_group
-from benchbox.estimation.parts import fixed_parts, read_parts
+from benchbox.estimation.parts import fixed_parts, read_parts, smallest_share
 from benchbox.estimation.structure import module_names, read_structure, unit_modules
 from benchbox.estimation.tracing import trace_step
 from benchbox.optim import freeze, plan_groups
@@ -183,6 +183,7 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
     if trimmable:
         notes = (*notes, _TRIMMED)
     batch, batch_bytes = _read_batch(cell, samples, trimmable)
+    share = smallest_share(policy, batch, parts[-1] if parts else None)
     policy.to(DTYPES[recipe.storage])
     mode: FakeTensorMode | nullcontext[None] = nullcontext()
     if not is_real:
@@ -210,7 +211,7 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
         reason = shorten(str(error), 200, placeholder=" ...")
         message = f"the step of {cell.policy} cannot be traced: {type(error).__name__}: {reason}"
         raise UnsupportedError(message) from error
-    return structure, timeline, notes
+    return structure, replace(timeline, smallest_share=share), notes
 
 
 def _with_earlier(timeline: Timeline, parts: tuple[Parts, ...], trace: Callable[[Parts], Timeline]) -> Timeline:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from benchbox.session.build import open_cell_data
+from benchbox.theory.flops import total_cost, training_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,27 @@ def read_parts(cell: Cell, policy: Policy, steps: int) -> tuple[Parts, ...]:
             # each rank has a consecutive part of a step
             parts += [frozenset().union(*present[number :: cell.accumulation]) for number in range(cell.accumulation)]
     return tuple(parts)
+
+
+def smallest_share(policy: Any, batch: Batch, present: Parts | None) -> float | None:
+    """Return the FLOPs of a micro-batch without any optional part over those of this one, by the formula of the policy.
+
+    None for a policy that has optional parts and declares no formula.
+
+    Args:
+        policy: in training.
+        present: the parts of this one, if it is not to be seen by its masks.
+    """
+    if not getattr(policy, "optional", None):
+        return 1.0
+    if not hasattr(policy, "work"):
+        return None
+
+    def flops(parts: Parts | None) -> int:
+        with fixed_parts(policy, parts):
+            return total_cost(training_cost(policy.work(batch))).hardware
+
+    return min(1.0, flops(frozenset()) / flops(present))
 
 
 @contextmanager

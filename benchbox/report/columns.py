@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.reconciliation import COMMUNICATION, PEAK_MEMORY, STEP_TIME, reconcile
+from benchbox.analysis.step_bounds import NO_BOUNDS, StepBounds
 from benchbox.analysis.summary import CellSummary, matrix_text
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
 from benchbox.report.headline import evidence_of
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from benchbox.analysis.comparability import Comparison
     from benchbox.store.predictions import CellPrediction
-    from benchbox.theory.step_bound import StepBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def columns(
     *,
     compared: bool,
     predictions: Mapping[str, CellPrediction] | None = None,
-    bounds: Mapping[str, StepBound] | None = None,
+    bounds: StepBounds = NO_BOUNDS,
 ) -> tuple[Column, ...]:
     """Return the columns of a run: one for every axis that varies, then the measurements that this run can have.
 
@@ -178,12 +178,12 @@ def columns(
     return (
         *fields,
         *measured,
-        *(_prediction_columns(predictions, bounds or {}) if predictions else ()),
+        *(_prediction_columns(predictions, bounds) if predictions else ()),
         *_added_columns(summaries),
     )
 
 
-def _prediction_columns(predictions: Mapping[str, CellPrediction], bounds: Mapping[str, StepBound]) -> tuple[Column, ...]:
+def _prediction_columns(predictions: Mapping[str, CellPrediction], bounds: StepBounds) -> tuple[Column, ...]:
     """Return the predicted memory, communication and, with bounds, time of a step, each with its error and verdict."""
 
     def column(name: str, remark: str, quantity_name: str) -> Column:
@@ -191,10 +191,10 @@ def _prediction_columns(predictions: Mapping[str, CellPrediction], bounds: Mappi
             prediction = predictions.get(summary.cell_id)
             if prediction is None:
                 return CellValue(UNKNOWN, -1.0, "nothing was predicted for this cell")
-            entries = reconcile(prediction, summary, bounds.get(summary.cell_id))
+            entries = reconcile(prediction, summary, bounds.by_cell.get(summary.cell_id))
             entry = next((entry for entry in entries if entry.quantity == quantity_name), None)
             if entry is None:
-                return CellValue(UNKNOWN, -1.0, "the peaks of its ranks were not measured")
+                return CellValue(UNKNOWN, -1.0, bounds.reasons.get(summary.cell_id, ""))
             error = "" if entry.error is None else f"{entry.error:+.1%}, "
             return CellValue(quantity(entry.predicted, entry.unit), entry.predicted, entry.residual, error + entry.verdict)
 
@@ -205,7 +205,7 @@ def _prediction_columns(predictions: Mapping[str, CellPrediction], bounds: Mappi
         "predicted communication", "bytes of the collectives of a step and rank by theory, and their error", COMMUNICATION
     )
     step = column("predicted step", "least time of a step by theory, and the distance to it", STEP_TIME)
-    return (peak, communication, step) if bounds else (peak, communication)
+    return (peak, communication, step) if bounds.by_cell else (peak, communication)
 
 
 def _added_columns(summaries: Sequence[CellSummary]) -> tuple[Column, ...]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from benchbox import __version__
 from benchbox.launch.fingerprint import report_sha256
 from benchbox.report import equivalence, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from benchbox.report.view import Report
+    from benchbox.report.view import Report, Table
+    from benchbox.report.walks import WalkSection
 
 
 MAX_CHARACTERS = 65_536  # of a file or a comment that GitHub shows
@@ -27,6 +29,11 @@ def render_markdown(report: Report) -> str:
         if len(text) < MAX_CHARACTERS:
             break
     return text
+
+
+def render_tables(walks: WalkSection | None, table: Table) -> str:
+    """Render the sections of largest batches and of cells as they are in the whole report, with all rows and without notes."""
+    return "\n".join([*(_walk_lines(walks, None) if walks else ()), *_cell_lines(table, None)])
 
 
 def render_summary(report: Report) -> str:
@@ -89,21 +96,8 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
     for drawing in report.overview_figures:
         yield from ("", f"![{escape(drawing.title)}](figures/{drawing.key}.svg)")
     if report.walks:
-        yield from ("", "## Largest batches", "", escape(report.walks.summary), "")
-        yield from table_lines(report.walks.headers, [view.texts for view in report.walks.certificates], most=most)
-        for note in ("* the highest throughput of the walk", *report.walks.notes):
-            yield from ("", escape(note))
-        if report.walks.best:
-            yield from ("", escape(report.walks.best_note), "")
-            yield from table_lines(report.walks.best_headers, report.walks.best, most=most)
-    yield from ("", "## Cells", "")
-    columns = report.table.columns
-    yield from table_lines(
-        [column.name for column in columns],
-        [[value.line for value in row] for row in report.table.rows],
-        right=[column.name for column in columns if column.number],
-        most=most,
-    )
+        yield from _walk_lines(report.walks, most)
+    yield from _cell_lines(report.table, most)
     for note in [*report.table.notes, *report.phase_notes]:
         yield from ("", escape(note))
     if report.equivalence:
@@ -143,7 +137,32 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
         yield from table_lines(["", ""], [list(entry) for entry in report.environment], most=most)
     if report.chain_head:
         yield from ("", f"Head of the chain of plan and records: {report.chain_head}")
-    yield from ("", f"Rendered by benchbox {report.version}, sources {report_sha256()}")
+    yield from ("", sources_line())
+
+
+def sources_line() -> str:
+    """Return the last line of a report, which names the sources of benchbox that rendered it."""
+    return f"Rendered by benchbox {__version__}, sources {report_sha256()}"
+
+
+def _walk_lines(walks: WalkSection, most: int | None) -> Iterator[str]:
+    yield from ("", "## Largest batches", "", escape(walks.summary), "")
+    yield from table_lines(walks.headers, [view.texts for view in walks.certificates], most=most)
+    for note in ("* the highest throughput of the walk", *walks.notes):
+        yield from ("", escape(note))
+    if walks.best:
+        yield from ("", escape(walks.best_note), "")
+        yield from table_lines(walks.best_headers, walks.best, most=most)
+
+
+def _cell_lines(table: Table, most: int | None) -> Iterator[str]:
+    yield from ("", "## Cells", "")
+    yield from table_lines(
+        [column.name for column in table.columns],
+        [[value.line for value in row] for row in table.rows],
+        right=[column.name for column in table.columns if column.number],
+        most=most,
+    )
 
 
 def table_lines(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import quantity
-from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import recipes
-from benchbox.store.peaks import group_name
+from benchbox.store.peaks import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,23 +26,21 @@ def share_of_peak(summary: CellSummary, record: LaunchRecord, peaks: Mapping[str
         record: a launch of it that ended ok.
         peaks: of the machine of the record, by group of ranks.
     """
-    flops, observed, environment = record["flops"], record["observed"], record["environment"] or {}
+    flops, measured = record["flops"], peaks.get(group_of(record) or "")
     recipe = recipes().get(summary.cell["recipe"])
     has_optimizer_apart = not {*_PHASES, "optimizer"} & (record["fused_phases"] or {}).keys()
-    if flops is None or observed is None or recipe is None or not has_optimizer_apart:
+    if flops is None or measured is None or recipe is None or not has_optimizer_apart:
         return None
     model, recomputed = flops["model_flops_per_step"], flops.get("recomputed_flops_per_step")
     times = summary.phases if summary.ok else {}
     if model is None or recomputed is None or not all(phase in times for phase in _PHASES):
         return None
-    device, ranks = device_type(observed["device"][0]), summary.cell["world_size"]
-    if device == "cuda" and recipe.compute == "float32":  # in TF32 or not: the record does not say it of each product
+    if measured.device == "cuda" and recipe.compute == "float32":  # in TF32 or not: the record does not say it of each product
         return None
-    group = peaks.get(group_name(device, ranks, environment.get("threads") or 0))
-    best = None if group is None else group.best_matmul(recipe.compute)
-    if best is None:
+    if (products := measured.best_matmul(recipe.compute)) is None:
         return None
-    rate = (model + recomputed) / ranks / sum(times[phase] for phase in _PHASES)
+    best = products["per_s"]
+    rate = (model + recomputed) / measured.ranks / sum(times[phase] for phase in _PHASES)
     if rate > best:
         return None
     return (

@@ -1,32 +1,34 @@
 """The invariant of `report.md`: its tables of cells and of largest batches are those that the records give.
 
-The report is made again from the records, and its rows are compared with the printed ones. A report that other sources of
+These tables are made again from the records, and their rows are compared with the printed ones. A report that other sources of
 benchbox rendered may judge and word the same launches otherwise: of such a report, only figures are compared.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import UNKNOWN
 from benchbox.analysis.run_invariants import MadeOfRecords, RunInvariant
-from benchbox.report.markdown import render_markdown
+from benchbox.analysis.summary import summarize
+from benchbox.report.markdown import render_tables, sources_line
+from benchbox.report.view import build_tables
 from benchbox.report.walks import BEST_HEADERS, HEADERS
-from benchbox.report.write import read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from benchbox.analysis.run_check import Problem
 
 _SECTIONS = ("## Largest batches", "## Cells")
+_SETUP = HEADERS[0]  # column that names the rows
 _FIGURES = (HEADERS[1], HEADERS[5], *BEST_HEADERS[1:4], "vs reference")  # columns of batches and ratios
 _FIGURE = re.compile(r"[0-9]+(?:\.[0-9]{2}x)?(?= |$)")  # a batch or a ratio, at the start of a text
 _OF_PREDICTIONS = "predicted "  # start of columns that are not made of records: cells may be predicted after the report
-_SEPARATOR = re.compile(r"(?<!\\) \| ")
+_SEPARATOR = " | "  # a bar within a text is escaped
 _LEFT_OUT = re.compile(r"([0-9]+) more: ")  # rows
 
 
@@ -51,17 +53,24 @@ class _PrintedTables(MadeOfRecords):
         if not self.applies:
             return
         printed = (self.store.path / "report.md").read_text(encoding="utf-8")
-        expected = render_markdown(read_report(self.store, self.store.records()))
-        is_same = _last_line(printed) == _last_line(expected)  # which names the sources of benchbox
+        run = self.store.run()
+        expected = render_tables(*build_tables(run, summarize(run, self.store.records())))
+        differences = _differences if printed.rstrip().endswith(f"\n{sources_line()}") else _different_figures
         printed_tables, expected_tables = _tables(printed), _tables(expected)
         for section in _SECTIONS:
-            differences = _differences if is_same else _different_figures
-            for text in differences(printed_tables[section], expected_tables[section]):
+            for text in _of_section(printed_tables[section], expected_tables[section], differences):
                 yield None, f"report.md: {section.removeprefix('## ')}: {text}"
 
 
-def _last_line(text: str) -> str:
-    return text.rstrip().rpartition("\n")[2]
+def _of_section(
+    printed: Sequence[_PrintedTable],
+    expected: Sequence[_PrintedTable],
+    differences: Callable[[_PrintedTable, _PrintedTable], Iterable[str]],
+) -> Iterator[str]:
+    if len(printed) != len(expected):
+        yield f"the number of tables is {len(printed)}, the records give {len(expected)}"
+    for pair in zip(printed, expected, strict=False):
+        yield from differences(*pair)
 
 
 def _tables(text: str) -> dict[str, list[_PrintedTable]]:
@@ -84,38 +93,54 @@ def _tables(text: str) -> dict[str, list[_PrintedTable]]:
 
 
 def _texts(line: str) -> list[str]:
-    return _SEPARATOR.split(line.removeprefix("| ").removesuffix(" |"))
+    return line.removeprefix("| ").removesuffix(" |").split(_SEPARATOR)
 
 
-def _differences(printed: Sequence[_PrintedTable], expected: Sequence[_PrintedTable]) -> Iterator[str]:
-    """Yield how the tables of a section differ from those that the same sources give."""
-    if len(printed) != len(expected):
-        yield f"the number of tables is {len(printed)}, the records give {len(expected)}"
-    for table, other in zip(printed, expected, strict=False):
-        if table.length != other.length:
-            yield f"the number of rows is {table.length}, the records give {other.length}"
-            continue
-        columns = [header for header in other.headers if header in table.headers and not header.startswith(_OF_PREDICTIONS)]
-        for number, (row, expected_row) in enumerate(zip(table.rows, other.rows, strict=False), 1):
-            for header in columns:
-                text, expected_text = row[table.headers.index(header)], expected_row[other.headers.index(header)]
-                if text != expected_text:
-                    yield f"row {number}: {header} is {text}, the records give {expected_text}"
+def _differences(table: _PrintedTable, expected: _PrintedTable) -> Iterator[str]:
+    """Yield how a table differs from the one that the same sources give."""
+    if problems := _different_form(table, expected, lambda header: not header.startswith(_OF_PREDICTIONS)):
+        yield from problems
+    else:
+        yield from _different_texts(table, expected)
 
 
-def _different_figures(printed: Sequence[_PrintedTable], expected: Sequence[_PrintedTable]) -> Iterator[str]:
-    """Yield how batches and ratios in the tables of a section differ from those that the records give by other rules.
+def _different_figures(table: _PrintedTable, expected: _PrintedTable) -> Iterator[str]:
+    """Yield how batches and ratios in a table differ from those that the records give by other rules.
 
     Such rules may refuse other ratios at the fastest batches: those that both give are compared.
     """
-    if expected and not printed:
-        yield "no table"
-    for table, other in zip(printed, expected, strict=False):
-        figures, other_figures = _figures(table), _figures(other)
-        if BEST_HEADERS[3] in other.headers:
-            setups = _compared_setups(table, figures) & _compared_setups(other, other_figures)
-            figures, other_figures = _only(figures, table, setups), _only(other_figures, other, setups)
-        yield from _differences([figures], [other_figures])
+    if problems := _different_form(table, expected, lambda header: header in (_SETUP, *_FIGURES)):
+        yield from problems
+        return
+    figures, expected_figures = _figures(table), _figures(expected)
+    if BEST_HEADERS[3] in expected.headers:
+        setups = _compared_setups(table, figures) & _compared_setups(expected, expected_figures)
+        figures, expected_figures = _only(figures, table, setups), _only(expected_figures, expected, setups)
+    yield from _different_texts(figures, expected_figures)
+
+
+def _different_form(table: _PrintedTable, expected: _PrintedTable, is_compared: Callable[[str], bool]) -> list[str]:
+    """Return how the compared columns and the number of rows differ, and which rows have more or fewer texts than columns."""
+    headers, expected_headers = (Counter(filter(is_compared, entry.headers)) for entry in (table, expected))
+    problems = [f"column {header} is missing" for header in (expected_headers - headers).elements()]
+    problems += [f"column {header} is added" for header in (headers - expected_headers).elements()]
+    problems += [
+        f"row {number} has {len(row)} texts for {len(table.headers)} columns"
+        for number, row in enumerate(table.rows, 1)
+        if len(row) != len(table.headers)
+    ]
+    if table.length != expected.length:
+        problems.append(f"the number of rows is {table.length}, the records give {expected.length}")
+    return problems
+
+
+def _different_texts(table: _PrintedTable, expected: _PrintedTable) -> Iterator[str]:
+    columns = [header for header in expected.headers if header in table.headers and not header.startswith(_OF_PREDICTIONS)]
+    for number, (row, expected_row) in enumerate(zip(table.rows, expected.rows, strict=False), 1):
+        for header in columns:
+            text, expected_text = row[table.headers.index(header)], expected_row[expected.headers.index(header)]
+            if text != expected_text:
+                yield f"row {number}: {header} is {text}, the records give {expected_text}"
 
 
 def _figures(table: _PrintedTable) -> _PrintedTable:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.reconciliation import MEMORY_TOLERANCE, STEP_TIME, Reconciliation, reconcile
+from benchbox.analysis.step_bounds import NO_BOUNDS, StepBounds
 from benchbox.analysis.summary import CellSummary, label
-from benchbox.report.step_bounds import StepBounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,11 +24,10 @@ NOTE = (
     f"{MEMORY_TOLERANCE:.0%}; communication when every call and every byte is as predicted."
 )
 TIME_NOTE = (
-    "The step time is a lower bound: products and the optimizer at the measured peaks of the machine, or collectives on its "
-    "measured links, whichever takes longer. It is confirmed when the measured step is not shorter by more than the spread of "
-    "these rates, and its error is the distance to the bound."
+    "The step time is a lower bound: products of the smallest step and the optimizer at the measured peaks of the machine, or "
+    "collectives on its measured links, whichever takes longer. It is confirmed when the measured step is not shorter by more "
+    "than the spread of these rates, and its error is the distance to the bound."
 )
-_NO_BOUNDS = StepBounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ def theory_section(
     summaries: Sequence[CellSummary],
     axes: Sequence[str],
     unpredicted: Mapping[str, str],
-    bounds: StepBounds = _NO_BOUNDS,
+    bounds: StepBounds = NO_BOUNDS,
 ) -> TheorySection | None:
     """Return the section, or None for a run without predictions. `unpredicted` says why cells have none.
 

@@ -11,6 +11,7 @@ from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.sequential import criteria_of
+from benchbox.analysis.step_bounds import step_bounds
 from benchbox.analysis.summary import (
     BUSY_HOST,
     HIGH_SPREAD,
@@ -59,7 +60,6 @@ from benchbox.report.sections import (
     list_findings,
     list_methods,
 )
-from benchbox.report.step_bounds import step_bounds
 from benchbox.report.theory import TheorySection, theory_section
 from benchbox.report.walks import WalkSection, walk_section
 
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from benchbox.analysis.comparability import Comparison
+    from benchbox.analysis.step_bounds import LinksOf, PeaksOf
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.figures.drawing import Drawing
-    from benchbox.report.step_bounds import LinksOf, PeaksOf
     from benchbox.store.predictions import CellPrediction
     from benchbox.store.run import Run
 
@@ -176,7 +176,7 @@ def build_report(
     fitting = [summary for summary in summaries if not summary.beyond_memory]
     cells = ReportCells(summaries=fitting, axes=axes, walks=walks, compared=tuple(run.reference), max_bars=MAX_PLAIN_CARDS)
     bounds = step_bounds(predictions, summaries, peaks=peaks, links=links)
-    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions, bounds=bounds.by_cell)
+    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions, bounds=bounds)
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
     fixed = tuple(
@@ -232,6 +232,16 @@ def build_report(
         sampling=_sampling(run),
         chain_head=chain_head,
     )
+
+
+@paused_garbage_collection()
+def build_tables(run: Run, summaries: Sequence[CellSummary]) -> tuple[WalkSection | None, Table]:
+    """Return the section of largest batches and the table of cells of a run, as in its report but without predictions."""
+    axes, walks = varying_fields([*run.cells.values()]), certificates(run, summaries)
+    compared = compare_run(run, summaries, walks, criteria_of(run))
+    table_columns = columns(axes, summaries, compared=bool(run.reference))
+    table = Table(columns=table_columns, rows=table_rows(table_columns, summaries, compared.cells))
+    return walk_section(walks, compared.walks, axes), table
 
 
 def _comparable(run: Run, compared: RunComparisons) -> list[Comparison]:

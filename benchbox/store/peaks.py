@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
+from benchbox.registry.launch_record import device_type
 from benchbox.store.machine_cache import read_measurements, write_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from benchbox.registry.launch_record import LaunchRecord
 
 BUSY_SPREAD = 0.15  # beyond which peaks are uncertain
 
@@ -61,9 +64,9 @@ class MeasuredPeaks:
         """Name of the group of ranks, by which its peaks are kept."""
         return group_name(self.device, self.ranks, self.threads)
 
-    def best_matmul(self, dtype: str) -> float | None:
-        """Return the highest FLOP/s of products in a dtype, over the classes of shape; None where it was not measured."""
-        return max((rate["per_s"] for rate in self.matmul.get(dtype, {}).values()), default=None)
+    def best_matmul(self, dtype: str) -> MeasuredRate | None:
+        """Return the highest rate of products in a dtype, over the classes of shape; None where it was not measured."""
+        return max(self.matmul.get(dtype, {}).values(), key=lambda rate: rate["per_s"], default=None)
 
     @property
     def spread(self) -> float:
@@ -72,15 +75,24 @@ class MeasuredPeaks:
         return max(rate["spread"] for rate in (*rates, self.copy, self.update))
 
     @property
-    def best_memory(self) -> float:
-        """Highest bytes/s, read and written together."""
-        return max(self.copy["per_s"], self.update["per_s"])
+    def best_memory(self) -> MeasuredRate:
+        """Highest rate of bytes, read and written together."""
+        return max(self.copy, self.update, key=lambda rate: rate["per_s"])
 
 
 def group_name(device: str, ranks: int, threads: int) -> str:
     """Return the name of a group of ranks: `2 cpu ranks with 1 thread`. Threads say nothing about GPUs."""
     group = f"{ranks} {device} rank{'s' if ranks > 1 else ''}"
     return group if device == "cuda" else f"{group} with {threads} thread{'s' if threads > 1 else ''}"
+
+
+def group_of(record: LaunchRecord) -> str | None:
+    """Return the name of the group of ranks that a launch had; None where it did not record their device or threads."""
+    observed, threads = record["observed"], (record["environment"] or {}).get("threads")
+    if observed is None:
+        return None
+    device = device_type(observed["device"][0])
+    return None if threads is None and device != "cuda" else group_name(device, record["cell"]["world_size"], threads or 0)
 
 
 def read_peaks(machine: str) -> dict[str, MeasuredPeaks]:

@@ -39,7 +39,9 @@ class CellPrediction(TypedDict):
     world_size: int
     total_numel: int
     notes: list[str]
-    collectives_by_ranks: NotRequired[dict[str, dict[str, TrafficPrediction]]]  # absent in older files
+    # absent in older files
+    collectives_by_ranks: NotRequired[dict[str, dict[str, TrafficPrediction]]]
+    smallest_step_flops: NotRequired[int | None]
 
 
 class _PredictionsFile(TypedDict):

@@ -26,7 +26,9 @@ class Estimate:
     `components` are the bytes by component at the moment of the peak, which is in phase `moment`; `resident_bytes` is what
     stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part
     of the activations. FLOPs are of a rank. `collectives_by_ranks` are the same collectives by the number of ranks among
-    which they run, as text: a hybrid backend gathers among those that share a copy of the parameters.
+    which they run, as text: a hybrid backend gathers among those that share a copy of the parameters. `smallest_step_flops` are
+    those of a step whose samples lack every optional part, recomputed ones included: no step takes less, unless padding is left
+    out. None where they are not known.
     """
 
     peak_bytes: int
@@ -42,6 +44,7 @@ class Estimate:
     total_numel: int  # of the policy
     notes: list[str] = field(default_factory=list)
     collectives_by_ranks: dict[str, Traffic] = field(default_factory=dict)
+    smallest_step_flops: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -77,6 +80,7 @@ def predict(structure: Structure, timeline: Timeline, setup: CellSetup, notes: t
     model = MODELS[setup.backend](structure, timeline, setup)
     ledger = model.run()
     tally = predict_traffic(structure, timeline, setup)
+    flops, share = timeline.model_flops + timeline.recomputed_flops, timeline.smallest_share
     return Estimate(
         peak_bytes=ledger.peak,
         moment=ledger.moment,
@@ -91,6 +95,7 @@ def predict(structure: Structure, timeline: Timeline, setup: CellSetup, notes: t
         total_numel=structure.numel,
         notes=list(notes),
         collectives_by_ranks={str(ranks): traffic for ranks, traffic in tally.traffic_by_ranks.items()},
+        smallest_step_flops=None if share is None else int(flops * share) * setup.accumulation,
     )
 
 

@@ -58,12 +58,13 @@ class Timeline:
 
     For ZeRO-3, `external` has the numbers of the parameters that a module reads from modules that are not called within it, and
     `earlier` the uses of modules in the micro-steps before this one, from the first of the training on; None if those are not
-    known, and taken to be as in this one.
+    known, and taken to be as in this one. `smallest_share` is that of a micro-batch without any optional part in the FLOPs.
     """
 
     events: tuple[Event, ...]
     model_flops: int = 0
     recomputed_flops: int = 0
+    smallest_share: float | None = 1.0  # None: not known
     collectives: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of the policy itself: count, bytes
     logits_bytes: int = 0  # the largest result of a matrix product that forward keeps
     external: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchbox.analysis.answers import precision_state
 from benchbox.report.figures.cells import MAX_PANELS, by_task, series_field, series_of, series_values, setup_name, throughput
-from benchbox.report.figures.drawing import MARKERS, Drawing, add_legend, byte_scale, new_figure
+from benchbox.report.figures.drawing import MARKERS, WIDE, Drawing, add_legend, byte_scale, new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 KEY = "pareto"
 MIN_POINTS = 3
+
+_PANEL_HEIGHT = 3.6  # inches, without names
+_MARGIN = 0.8  # inches beside a panel
+_FONT_SIZE, _LINE_SPACING = 8, 1.35  # of names, which are below the panel
+_CHARACTER_WIDTH = 4.8  # points: a generous one
 
 
 class Point(NamedTuple):
@@ -47,7 +52,7 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
         title="Throughput against peak memory",
         description="Up and to the left is better. The line joins the set-ups that no other one beats in both, named by "
         "number. Hollow marks have an error of the precision audit and are no candidates. The table of cells has the numbers.",
-        draw=partial(_draw, panels, names),
+        draw=partial(draw_panels, panels, names),
     )
 
 
@@ -71,16 +76,29 @@ def frontier(candidates: Sequence[Point]) -> list[Point]:
     return best
 
 
-def _draw(panels: dict[str, list[Point]], names: Sequence[str], palette: Palette) -> Figure:
+def _numbered_names(best: Sequence[Point], width: float) -> list[str]:
+    """Return the lines that name the set-ups of a frontier by number. `width` is that of a panel, in inches."""
+    texts = (" ".join(filter(None, (f"{number}:", point.series, point.name))) for number, point in enumerate(best, start=1))
+    characters = int(72 * (width - _MARGIN) / _CHARACTER_WIDTH)
+    return [line for text in texts for line in wrap(text, characters, subsequent_indent="    ", break_on_hyphens=False)]
+
+
+def draw_panels(panels: dict[str, list[Point]], names: Sequence[str], palette: Palette) -> Figure:
+    """Draw a panel for each task. `names` are those of all series, in the order of their colours."""
     from matplotlib.lines import Line2D
 
     columns = min(2, len(panels))
-    figure, axes = new_figure(palette, math.ceil(len(panels) / columns), columns, size=(10.4 / columns, 3.6))
+    best_of = {task: frontier([point for point in found if point.is_right]) for task, found in panels.items()}
+    names_of_best = {task: _numbered_names(best, WIDE / columns) for task, best in best_of.items()}
+    lines = [len(texts) for texts in names_of_best.values()]
+    rows = [max(lines[start : start + columns]) for start in range(0, len(lines), columns)]
+    height = _PANEL_HEIGHT + sum(rows) / len(rows) * _FONT_SIZE * _LINE_SPACING / 72
+    figure, axes = new_figure(palette, len(rows), columns, size=(WIDE / columns, height))
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
     for panel, (task, found) in zip(axes, panels.items(), strict=False):
         scale, unit = byte_scale(max(point.bytes for point in found))
-        best = frontier([point for point in found if point.is_right])
+        best = best_of[task]
         panel.step(
             [point.bytes / scale for point in best],
             [point.samples_per_s for point in best],
@@ -101,7 +119,6 @@ def _draw(panels: dict[str, list[Point]], names: Sequence[str], palette: Palette
                 alpha=1.0 if point in best else 0.55,
                 linestyle="none",
             )
-        names_of_best = []
         for number, point in enumerate(best, start=1):
             position = (point.bytes / scale, point.samples_per_s)
             beside = (-5, 5) if number % 2 else (6, -11)  # of neighbours, one on each side of the line
@@ -113,11 +130,19 @@ def _draw(panels: dict[str, list[Point]], names: Sequence[str], palette: Palette
                 color=palette.ink,
                 ha="right" if number % 2 else "left",
             )
-            names_of_best.append(" ".join(filter(None, (f"{number}:", point.series, point.name))))
         panel.set_title(task, fontsize=10, color=palette.ink, loc="left")
         panel.set_xlabel(f"peak memory of the worst rank ({unit})", color=palette.soft, loc="left")
-        lines = "\n".join(names_of_best)
-        panel.text(0, -0.24, lines, transform=panel.transAxes, fontsize=8, color=palette.ink, va="top", linespacing=1.35)
+        panel.annotate(
+            "\n".join(names_of_best[task]),
+            (0, 0),
+            xycoords=panel.xaxis.label,
+            xytext=(0, -4),
+            textcoords="offset points",
+            fontsize=_FONT_SIZE,
+            color=palette.ink,
+            va="top",
+            linespacing=_LINE_SPACING,
+        )
         panel.set_ylabel("samples/s", color=palette.soft)
         panel.set_ylim(bottom=0, top=1.15 * max(point.samples_per_s for point in found))
         panel.margins(x=0.12)

@@ -27,7 +27,7 @@ FUNCTIONS = [
     ("analysis.adam_state", "adam_dtypes(value)"),
     ("analysis.invariants", "verify_records([value])"),
     ("analysis.summary", "summarize(None, [value])"),
-    ("analysis.baseline", "machine_of([value])"),
+    ("analysis.baseline", "machine_folder([value])"),
     ("report.view", "build_report(None, [value])"),
     ("store.table", "launch_table([value])"),
     ("store.packed", "write_packed(None, [value])"),

@@ -175,6 +175,26 @@ def test_a_cell_that_is_skipped_and_was_measured_in_the_baseline_is_a_breach():
     assert judge_cell(baseline_of_cells(CELL), skipped=[{"cell": OTHER.to_dict(), "reason": reason}]) == []
 
 
+@pytest.mark.parametrize("excuse", [{"severity": "warning"}, {"accept": {"reason": "known", "until": "9999-12-31"}}])
+def test_no_threshold_excuses_a_smaller_largest_batch_or_a_skipped_cell_and_a_new_baseline_does(before, today, excuse):
+    baseline = baseline_of(before)
+    today.largest, today.predicted = lambda _: 12, 12
+    today.run()
+    skipped = replace(CELL, backend="fsdp2")
+    entry = next(iter(baseline.cells.values()))
+    cells = {**baseline.cells, skipped.cell_id: {**entry, "cell": skipped.to_dict()}}
+    thresholds = [{"metric": "status", "expect": "ok", **excuse}, {"metric": "step_time_s", "max": 1e-9, **excuse}]
+    changes = {"thresholds": thresholds, "skipped": [{"cell": skipped.to_dict(), "reason": "no memory"}]}
+    rows = judge(today, replace(baseline, cells=cells), **changes)
+    assert {row.verdict for row in rows if row.metric == "step_time_s"} == {"warning" if "severity" in excuse else "accepted"}
+    assert [(row.metric, row.verdict) for row in rows if row.metric != "step_time_s"] == [
+        ("largest batch", "breach"),
+        ("status", "breach"),
+    ]
+    promoted = baseline_of(today)
+    assert [row.verdict for row in judge(today, replace(promoted, started_at=()), skipped=changes["skipped"])] == ["ok"]
+
+
 def test_cells_that_were_taken_out_of_the_matrix_are_one_warning_which_fails_nothing():
     (row,) = judge_cell(baseline_of_cells(CELL, OTHER, replace(CELL, batch=8)))
     assert (row.cell_id, row.cell, row.actual, row.verdict) == (None, "2 cells of the baseline", "not in the matrix", "warning")

@@ -133,6 +133,23 @@ def test_the_activations_of_a_step_under_zero3_are_of_the_parts_that_its_samples
     assert min(with_subgoal) > max(without)
 
 
+def test_the_flops_of_the_smallest_step_are_those_of_samples_that_lack_all_optional_parts():
+    """Every step has the same smallest one, whatever parts it has itself; a policy without such parts has no smaller step."""
+    estimator, cell = Estimator(), tiny_cell(backend="zero3", world_size=1, batch=1)
+    estimates = [estimator.estimate(cell, step) for step in range(8)]
+    flops = [(entry.model_flops + entry.recomputed_flops, entry.smallest_step_flops) for entry in estimates]
+    assert min(total for total, _ in flops) == pytest.approx(flops[0][1], rel=0.01)
+    assert max(total for total, _ in flops) > 1.1 * flops[0][1]
+    assert all(smallest == pytest.approx(flops[0][1], rel=0.01) for _, smallest in flops)
+    value = estimator.estimate(tiny_cell(policy="value", checkpointing=True))
+    assert value.smallest_step_flops == value.model_flops + value.recomputed_flops
+
+
+def test_the_smallest_step_of_a_policy_with_optional_parts_and_without_a_formula_is_not_known(monkeypatch):
+    monkeypatch.setattr("benchbox.estimation.parts.hasattr", lambda *_: False, raising=False)
+    assert Estimator().estimate(tiny_cell(policy="pi07_low_level")).smallest_step_flops is None
+
+
 def policy_of(cell):
     return construct_policy(cell, Axes(cams=cell.cams), torch.device("cpu"), ())
 

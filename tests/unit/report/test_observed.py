@@ -180,7 +180,8 @@ def test_a_share_is_left_out_where_it_is_not_certain() -> None:
 
     def is_shown(cell: Cell = CELL, group: str = "2 cpu ranks with 1 thread", **changes: Any) -> bool:
         described = {"cell_id": cell.cell_id, "cell": cell.to_dict(), "config": cell.to_dict()}
-        report = build_report(example_run([cell]), [record | described | changes], peaks=lambda _: {group: made_up_peaks()})
+        peaks = replace(made_up_peaks(), device="cuda" if "cuda" in group else "cpu")
+        report = build_report(example_run([cell]), [record | described | changes], peaks=lambda _: {group: peaks})
         return "forward and backward" in {item.name for item in report.observed[0].observations}
 
     assert is_shown()

@@ -137,10 +137,95 @@ def test_a_section_that_was_removed_or_added_is_found(printed):
     before, section, after = text.partition("## Largest batches")
     without = before + after[after.index("## Cells") :]
     assert problems(store, without) == ["report.md: Largest batches: the number of tables is 0, the records give 2"]
-    assert problems(store, of_other_sources(without)) == ["report.md: Largest batches: no table"]
+    assert problems(store, of_other_sources(without)) == problems(store, without)
     assert problems(store, before + section + after.replace("## Method", "## Cells\n\n| a |\n|---|\n| 1 |\n\n## Method")) == [
         "report.md: Cells: the number of tables is 2, the records give 1"
     ]
+
+
+def change_columns(text: str, section: str, change) -> str:
+    """Return a report in which the texts of every line of the first table of a section are changed."""
+    before, heading, after = text.partition(section)
+    table = re.search(r"(^\|.*\|\n)+", after, re.MULTILINE)
+    lines = [change(line.removeprefix("|").removesuffix("|").split("|")) for line in table[0].splitlines()]
+    changed = "".join(f"|{'|'.join(texts)}|\n" for texts in lines)
+    return before + heading + after[: table.start()] + changed + after[table.end() :]
+
+
+def without(column: int):
+    return lambda texts: texts[:column] + texts[column + 1 :]
+
+
+COLUMNS = {  # edits of columns: section, change, message
+    "a largest batch": ("## Largest batches", without(1), "Largest batches: column largest batch that fits is missing"),
+    "set-ups": ("## Largest batches", without(0), "Largest batches: column set-up is missing"),
+    "a ratio": ("## Cells", without(4), "Cells: column vs reference is missing"),
+    "a second ratio": ("## Cells", lambda texts: [*texts, texts[4]], "Cells: column vs reference is added"),
+    "ratios at the fastest batches": ("of the set-ups alone.", without(3), "column samples/s over the reference's is missing"),
+}
+OTHER_COLUMNS = {
+    "a status": ("## Cells", without(2), "Cells: column status is missing"),
+    "one of no records": (
+        "## Cells",
+        lambda texts: [*texts, texts[-1].replace("findings", "opinion")],
+        "column opinion is added",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", [*COLUMNS, *OTHER_COLUMNS])
+def test_a_column_that_was_removed_or_added_is_found(printed, edit):
+    section, change, message = (COLUMNS | OTHER_COLUMNS)[edit]
+    (problem,) = problems(printed[0], change_columns(printed[1], section, change))
+    assert message in problem
+
+
+@pytest.mark.parametrize("edit", COLUMNS)
+def test_a_column_of_figures_that_was_removed_or_added_is_found_also_in_a_report_of_other_sources(printed, edit):
+    section, change, message = COLUMNS[edit]
+    (problem,) = problems(printed[0], change_columns(of_other_sources(printed[1]), section, change))
+    assert message in problem
+
+
+@pytest.mark.parametrize("edit", OTHER_COLUMNS)
+def test_other_sources_may_have_had_other_columns_of_words(printed, edit):
+    section, change, _ = OTHER_COLUMNS[edit]
+    assert problems(printed[0], change_columns(of_other_sources(printed[1]), section, change)) == []
+
+
+@pytest.mark.parametrize(("pattern", "replacement", "texts"), [(r"fsdp1\\_full \| 5", "5", -1), (r" oom ", " oom | oom ", 1)])
+def test_a_row_with_more_or_fewer_texts_than_columns_is_found_in_a_report_of_any_sources(printed, pattern, replacement, texts):
+    store, text = printed
+    section = text[text.index("## Cells") :]
+    columns = re.search(r"^\| .*", section, re.MULTILINE)[0].count(" | ") + 1
+    for report in (text, of_other_sources(text)):
+        before, heading, after = report.partition("## Cells")
+        (problem,) = problems(store, before + heading + edited(after, pattern, replacement))
+        assert re.fullmatch(rf"report.md: Cells: row \d+ has {columns + texts} texts for {columns} columns", problem)
+
+
+def test_a_table_that_was_removed_is_found_in_a_report_of_any_sources(printed):
+    """The table of the fastest batches is the second one of its section."""
+    store, text = printed
+    for report in (text, of_other_sources(text)):
+        removed = edited(report, r"\| set-up \| fastest batch (.*\n)*?\n", "\n")
+        assert problems(store, removed) == ["report.md: Largest batches: the number of tables is 1, the records give 2"]
+
+
+def test_texts_with_bars_and_backslashes_are_split_where_columns_end(tmp_path):
+    cells = [replace(CELL, backend=backend, policy=name) for name in ("a | b", "c\\", "|") for backend in ("zero2", "ddp")]
+    store = RunStore(tmp_path)
+    store.write_run(example_run(cells, measure=asdict(MEASURE) | {"launches": 1}))
+    for cell in cells:
+        store.write_record(example_record(cell))
+    assert problems(store, render_markdown(read_report(store, store.records()))) == []
+
+
+def test_verifying_builds_no_other_part_of_a_report(printed, monkeypatch):
+    """The other parts of 2,000 cells would take as long as reading all records once more."""
+    for name in ("cell_cards", "answer_boxes", "requested_and_observed", "theory_section"):
+        monkeypatch.setattr(f"benchbox.report.view.{name}", None)
+    assert problems(*printed) == []
 
 
 def test_a_report_from_before_a_record_is_not_compared_with_it(tmp_path):

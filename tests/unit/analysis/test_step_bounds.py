@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from benchbox.analysis.reconciliation import reconcile
+from benchbox.analysis.step_bounds import step_bounds
 from benchbox.analysis.summary import summarize
 from benchbox.cli.app import app
 from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
-from benchbox.report.step_bounds import step_bounds
 from benchbox.report.theory import MAX_ROWS
 from benchbox.report.view import build_report
 from benchbox.report.write import write_reports
+from benchbox.spec.optim import OptimSpec
 from benchbox.store.links import write_links
 from benchbox.store.peaks import write_peaks
 from benchbox.store.predictions import write_predictions
@@ -56,9 +58,9 @@ def with_split(record: Any) -> Any:
 
 def prediction(record: Any, **changes: Any) -> Any:
     """Return a prediction of 50 ms of computation."""
-    flops = {"model_flops": FLOPS * 3 // 4, "recomputed_flops": FLOPS // 4, "optimizer_bytes": OPTIMIZER_BYTES}
+    work = {"smallest_step_flops": FLOPS, "optimizer_bytes": OPTIMIZER_BYTES}
     by_ranks = {"collectives_by_ranks": {"2": record["collectives"]}}
-    return prediction_of(record, **({} if record["cell"]["world_size"] == 1 else by_ranks), **{**flops, **changes})
+    return prediction_of(record, **({} if record["cell"]["world_size"] == 1 else by_ranks), **{**work, **changes})
 
 
 def step_time(
@@ -128,10 +130,10 @@ def test_without_links_the_bound_is_that_of_computation_and_the_note_names_the_c
 
 
 def test_a_measured_step_below_the_bound_is_refuted() -> None:
-    entry = step_time([record_of()], model_flops=10 * FLOPS)
+    entry = step_time([record_of()], smallest_step_flops=10 * FLOPS)
     assert (entry.verdict, entry.error is not None and entry.error > 0) == ("refuted", True)
     assert entry.residual == (
-        "0.66 times the bound of computation: the measured peaks are too low, or a step does less than predicted"
+        "0.68 times the bound of computation: the measured peaks are too low, or a step does less than predicted"
     )
     slow = step_time([record_of()], links=made_up_links(bytes_per_s=1e4))
     assert (slow.verdict, "the measured links are too low" in slow.residual) == ("refuted", True)
@@ -141,14 +143,14 @@ def test_a_step_below_the_bound_by_less_than_the_spread_of_the_peaks_is_confirme
     record = record_of()
     measured = median(record["step_time_s"]["slowest"])
     flops = round((1.05 * measured - 0.02) * 400e9)
-    assert step_time([record], model_flops=flops, recomputed_flops=0).verdict == "refuted"
+    assert step_time([record], smallest_step_flops=flops).verdict == "refuted"
     uncertain = replace(made_up_peaks(), update=rate(10e9) | {"spread": 0.06})
-    entry = step_time([record], peaks=uncertain, model_flops=flops, recomputed_flops=0)
+    entry = step_time([record], peaks=uncertain, smallest_step_flops=flops)
     assert entry.verdict == "confirmed"
     assert entry.error == pytest.approx(0.05)
     unused = made_up_peaks()
     unused.matmul["float32"]["large"]["spread"] = 0.5
-    assert step_time([record], peaks=unused, model_flops=flops, recomputed_flops=0).verdict == "refuted"
+    assert step_time([record], peaks=unused, smallest_step_flops=flops).verdict == "refuted"
 
 
 def test_a_step_below_the_bound_by_less_than_the_error_of_the_fitted_links_is_confirmed() -> None:
@@ -195,8 +197,8 @@ def test_without_peaks_a_report_has_no_row_but_the_command_that_measures_them() 
     assert rows_of_steps(report) == []
     assert "predicted step" not in [column.name for column in report.table.columns]
     assert report.theory.note.endswith(
-        "Step times are not predicted without measured peaks, here of 2 cpu ranks with 1 thread: on the machine of the run, "
-        "benchbox doctor --peaks --ranks 2 measures them, and --links the links."
+        "Without a lower bound of the step time: 1 cell (the peaks of 2 cpu ranks with 1 thread were not measured: on the "
+        "machine of the run, benchbox doctor --peaks --ranks 2 measures them, and --links the links)."
     )
     assert "doctor --peaks" in render_html(report)
 
@@ -218,7 +220,7 @@ def test_a_cell_of_one_rank_needs_no_links() -> None:
     assert row[2] == "50.00 ms"
     bare = report({}).theory
     assert bare is not None
-    assert bare.note.endswith("benchbox doctor --peaks --ranks 1 measures them.")
+    assert bare.note.endswith("benchbox doctor --peaks --ranks 1 measures them).")
 
 
 def test_predictions_of_an_older_benchbox_have_no_row() -> None:
@@ -235,6 +237,7 @@ def test_predictions_of_an_older_benchbox_have_no_row() -> None:
     )
     assert report.theory is not None
     assert [row[1] for row in report.theory.rows] == ["peak memory", "communication"]
+    assert "do not say among how many ranks collectives run: `benchbox estimate` of the run" in report.theory.note
 
 
 def test_keys_of_a_newer_benchbox_in_a_prediction_are_ignored() -> None:
@@ -247,6 +250,8 @@ def test_launches_of_two_machines_have_no_bound() -> None:
     predictions = {cell.cell_id: prediction(record) for cell, record in zip(cells, records, strict=True)}
     report = build_report(example_run(cells), records, predictions=predictions, peaks=lambda _: {GROUP: made_up_peaks()})
     assert rows_of_steps(report) == []
+    assert report.theory is not None
+    assert "2 cells (the launches of the run name no machine, or several)" in report.theory.note
 
 
 def test_of_many_rows_confirmed_step_times_are_shown_last() -> None:
@@ -272,6 +277,66 @@ def test_on_a_gpu_products_in_float32_may_run_as_tf32() -> None:
     (summary,) = summarize(example_run([cell]), [record])
     bounds = step_bounds({cell.cell_id: prediction(record)}, [summary], peaks=lambda _: {"2 cuda ranks": peaks}, links=None)
     assert bounds.by_cell[cell.cell_id].seconds == pytest.approx(12e9 / 300e9 + 2e8 / 10e9)
+    del peaks.matmul["tf32"]
+    bounds = step_bounds({cell.cell_id: prediction(record)}, [summary], peaks=lambda _: {"2 cuda ranks": peaks}, links=None)
+    assert bounds.reasons == {cell.cell_id: "the measured peaks of 2 cuda ranks have no products in tf32"}
+
+
+def test_the_bound_is_that_of_a_step_without_optional_parts() -> None:
+    """The predicted step has all parts that any of its samples has, and a measured one may lack them."""
+    entry = step_time([record_of()], model_flops=2 * FLOPS, smallest_step_flops=FLOPS // 2)
+    assert entry.predicted == pytest.approx(6e9 / 400e9 + 2e8 / 10e9)
+
+
+UNBOUNDED: dict[str, tuple[str, Any]] = {  # reason, and the changes of cell, record, prediction and peaks
+    "padding": ("steps differ in size under padding: longest", {"cell": {"padding": "longest"}}),
+    "spike": ("optim.spike skipped measured steps", {"record": {"skipped_steps": [0, 1]}}),
+    "freezing": ("the backbone is frozen in measured steps", {"cell": {"optim": OptimSpec(freeze_backbone_steps=2)}}),
+    "older": ("do not say what the smallest step takes", {"without": "smallest_step_flops"}),
+    "formula": ("declares no formula of its FLOPs", {"prediction": {"smallest_step_flops": None}}),
+    "failed": ("no launch ended ok", {"record": {"status": "oom"}}),
+    "recipe": ("recipe fp4 is not known here", {"cell": {"recipe": "fp4"}}),
+    "device": ("device or threads were not recorded", {"record": {"observed": None}}),
+    "dtype": ("the measured peaks of 2 cpu ranks with 1 thread have no products in bfloat16", {"peaks": {"matmul": {}}}),
+    "nothing": ("neither FLOPs nor bytes", {"prediction": {"smallest_step_flops": 0, "optimizer_bytes": 0}}),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_cell_without_a_bound_has_its_reason_in_the_section_and_in_the_table(name: str) -> None:
+    reason, changes = UNBOUNDED[name]
+    cell = replace(CELL, seed=1, **changes.get("cell", {}))
+    records = [record_of(), record_of() | {"cell_id": cell.cell_id, "cell": cell.to_dict()} | changes.get("record", {})]
+    predictions = {CELL.cell_id: prediction(records[0]), cell.cell_id: prediction(record_of(), **changes.get("prediction", {}))}
+    predictions[cell.cell_id].pop(changes.get("without"), None)
+    peaks = {GROUP: replace(made_up_peaks(), **changes.get("peaks", {}))}
+    report = build_report(example_run([CELL, cell]), records, predictions=predictions, peaks=lambda _: peaks)
+    bounded = "peaks" not in changes
+    assert len(rows_of_steps(report)) == bounded
+    assert report.theory is not None
+    (sentence,) = re.findall(r"Without a lower bound of the step time: (.*)\.$", report.theory.note)
+    assert sentence.startswith("1 cell (" if bounded else "2 cells (")
+    assert reason in sentence
+    assert ";" not in sentence
+    if bounded:
+        (_, (*_, step)) = report.table.rows
+        assert (step.text, reason in step.remark) == ("-", True)
+
+
+def test_a_skipped_warm_up_step_takes_no_bound_away() -> None:
+    assert step_time([record_of() | {"skipped_steps": [0]}]).predicted == pytest.approx(0.05)
+
+
+def test_cells_without_a_bound_are_counted_by_reason_and_none_is_left_out() -> None:
+    cells = [replace(CELL, seed=seed, padding="longest" if seed < 2 else "full") for seed in range(4)]
+    records = [record_of(cell) for cell in cells[:3]]
+    predictions = {cell.cell_id: prediction(record) for cell, record in zip(cells, records, strict=False)}
+    summaries = summarize(example_run(cells), records)
+    bounds = step_bounds(predictions, summaries, peaks=lambda _: {GROUP: made_up_peaks()}, links=None)
+    assert [*bounds.by_cell] == [cells[2].cell_id]
+    assert bounds.reasons.keys() == {cells[index].cell_id for index in (0, 1, 3)}
+    assert "2 cells (steps differ in size" in bounds.note
+    assert bounds.note.endswith("; 1 cell (not predicted).")
 
 
 def test_written_reports_and_estimates_of_a_run_read_the_peaks_and_links_of_its_machine(
