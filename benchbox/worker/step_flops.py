@@ -67,7 +67,7 @@ def mean_flops(
     probed_cost = total_cost(_step_cost(policy, _on(device, probed.micro_batches)))
     accumulation = len(outlines) // len(step_time_s)
     steps = [
-        _step_cost(policy, (outline.batch() for outline in outlines[start : start + accumulation]))
+        _step_cost(policy, (outline.batch(device) for outline in outlines[start : start + accumulation]))
         for start in range(0, len(outlines), accumulation)
     ]
     towers = {name: _mean_cost([step.get(name, Cost()) for step in steps]) for step in steps for name in step}
