@@ -101,7 +101,7 @@ def test_only_what_the_policy_declares_is_cut() -> None:
 
 
 def test_a_part_without_a_mask_is_real_and_nothing_of_the_micro_batch_is_cut() -> None:
-    """Whether in all parts of a micro-batch or in one: a camera and a text without a mask may be needed to their ends."""
+    """A camera and a text without a mask, in all parts of a micro-batch or in one, may be needed to their ends."""
     masked = text(3) | cameras([True, False])
     bare = {name: values for name, values in masked.items() if not name.endswith("_mask")}
     for parts in ([bare], [masked, bare], [bare, masked]):
