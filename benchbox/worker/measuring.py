@@ -154,9 +154,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         assert memory is not None, "the probe measures memory where the device has no counters"
 
         if outlined is None:
-            flops, use = probed_flops(meta_policy, probed, times.step_s, device)
+            flops, utilisation = probed_flops(meta_policy, probed, times.step_s, device)
         else:
-            flops, use = mean_flops(meta_policy, probed, outlined.outlines, times.step_s, device)
+            flops, utilisation = mean_flops(meta_policy, probed, outlined.outlines, times.step_s, device)
 
         reporter.enter_stage("write")
         complete: RankResult = {
@@ -170,7 +170,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "memory": memory,
             "collectives": probed.collectives,
             "flops": flops,
-            **use,
+            **utilisation,
             "unchecked_reason": None,
         }
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict(), indent=None)
