@@ -28,7 +28,7 @@ EXCLUSIVE = [
 
 @pytest.mark.parametrize(("changes", "reason"), EXCLUSIVE)
 def test_fields_that_exclude_one_another_are_refused_in_the_same_words_by_plan_and_session(changes, reason):
-    """By the session too, which a machine without a plan builds."""
+    """A session is also built where nothing was planned, as in Python."""
     cell = tiny_cell(backend="single", world_size=1, **changes)
     assert cell_refusal(cell) == reason
     fixed = {name: getattr(cell, name) for name in ("policy", "size", "backend", "world_size", "batch", *changes)}
