@@ -10,6 +10,7 @@ from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backends
 from benchbox.registry.launch_record import device_type
+from benchbox.registry.padding import padding_mismatch
 from benchbox.registry.recipes import BUILT_IN_RECIPES
 from benchbox.spec.cell import Cell
 
@@ -126,6 +127,18 @@ def _checkpointing(record: LaunchRecord) -> Iterable[str] | None:
     if requested and flops and flops.get("recomputed_flops_per_step") == 0:
         return [f"{modules} modules ran twice, and nothing was recomputed"]
     return []
+
+
+def _micro_batches(record: LaunchRecord) -> Iterable[str] | None:
+    observed, cell = _observed(record), record["cell"]
+    if observed is None or "micro_batch_sizes" not in observed:
+        return None
+    ranks = observed["micro_batch_sizes"]
+    messages = [f"sizes on {len(ranks)} of {cell['world_size']} ranks"] if len(ranks) != cell["world_size"] else []
+    if len({tuple((part, size["spec"]) for part, size in sizes.items()) for sizes in ranks if sizes}) > 1:
+        messages.append("ranks differ in the parts and sizes of the policy's spec")
+    mismatches = [padding_mismatch(cell.get("padding", "full"), sizes or {}) for sizes in ranks]
+    return messages + [f"rank {rank}: {mismatch}" for rank, mismatch in enumerate(mismatches) if mismatch]
 
 
 def _compilation(record: LaunchRecord) -> Iterable[str] | None:
@@ -259,6 +272,7 @@ OBSERVED_INVARIANTS = (
     Invariant("the backend can run such a cell", _possible),
     Invariant("the attention kernel is the one requested, at every call site", _attention),
     Invariant("checkpointing is as requested", _checkpointing),
+    Invariant("micro-batches have the sizes that the padding allows", _micro_batches),
     Invariant("compilation is as requested", _compilation),
     Invariant("shards of all ranks add up to what is trained", _shards),
     Invariant("the census has every rank, and the sizes of its shards", _census_sizes),

@@ -76,6 +76,8 @@ def _missing_observations(record: LaunchRecord) -> Iterator[tuple[str, None]]:
         yield "observed.checkpointed_modules", None
     if observed["attention_kernel"] is None and observed.get("attention_sites"):
         yield "observed.attention_kernel", None
+    if not all(observed.get("micro_batch_sizes", ())) and not observed.get("micro_batch_sizes_reason"):
+        yield "observed.micro_batch_sizes", None
     for key in ("shard_numel", "device"):
         if None in observed[key]:
             yield f"observed.{key}", None

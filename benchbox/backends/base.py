@@ -20,7 +20,7 @@ from benchbox.observer.introspect.names import live_parameters
 from benchbox.observer.introspect.tensors import local_shard
 from benchbox.observer.introspect.wrappers import optimizer_chain
 from benchbox.optim import MasterWeightOptimizer, clip_coefficient, plan_groups, scale_gradients, squared_norm
-from benchbox.registry.backends import DEFAULT_SHARD_SIZE, BackendInfo, backend_info
+from benchbox.registry.backends import DEFAULT_SHARD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -91,10 +91,6 @@ class Backend(ABC):
     def environment() -> dict[str, str]:
         """Return the environment variables that must be set before accelerate or deepspeed look at them."""
         return {}
-
-    @property
-    def capabilities(self) -> BackendInfo:
-        return backend_info(self.name)
 
     def prepare(self, policy: Policy, recipe: Recipe, optim: OptimSpec, shape: StepShape) -> Prepared:
         """Make groups by name, then shard or wrap, then masters, then optimizer, then the schedule on that optimizer.

@@ -86,6 +86,7 @@ def _cell(request: SessionRequest) -> "Cell":
     from benchbox.registry.backends import backend_info
     from benchbox.registry.names import did_you_mean
     from benchbox.registry.policies import policy_entry
+    from benchbox.registry.refusals import cell_refusal
     from benchbox.spec.cell import Cell, DataSpec, OptimSpec
 
     entry, info = policy_entry(request.policy, request.policy_dirs), backend_info(request.backend)
@@ -115,6 +116,6 @@ def _cell(request: SessionRequest) -> "Cell":
         data=DataSpec(kind=request.data, workers=0),
         optim=optim,
     )
-    if refusal := info.refusal(cell):
+    if refusal := cell_refusal(cell):
         raise UnsupportedError(refusal)
     return cell

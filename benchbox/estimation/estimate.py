@@ -21,11 +21,11 @@ from benchbox.backends.base import DTYPES
 from benchbox.backends.deferred import materialise_policy
 from benchbox.data.loading.loader import open_samples, stacked_samples
 from benchbox.data.loading.packing import pack
-from benchbox.data.loading.trimming import Extent
 from benchbox.data.order.frames import SampleKey
 from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError, UnsupportedError
+from benchbox.estimation.extent import MAX_SAMPLES_READ, read_extent
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
 from benchbox.estimation.groups import fake_process_group
 from benchbox.estimation.parts import fixed_parts, read_parts, smallest_share
@@ -43,13 +43,14 @@ from benchbox.theory.sharding import MODELS
 from benchbox.theory.structure import CellSetup, Structure, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Literal
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from benchbox.data.loading.loader import SampleMaker
+    from benchbox.data.loading.loader import SampleSource
+    from benchbox.data.loading.trimming import Extent
     from benchbox.estimation.parts import Parts
     from benchbox.registry.contracts import Batch, Policy
     from benchbox.spec.cell import Cell
@@ -58,7 +59,13 @@ _MOST_SAMPLES = 8  # of the global batch that are read to see which optional par
 # Parameters times samples. Up to here a step on real tensors takes less time than one on fake tensors, where even the smallest
 # operation is slow: 0.2 s and 0.9 s for a tiny policy, 1.2 s and 1.9 s for 33 M parameters and two samples.
 MAX_REAL_WORK = 2**26
-_TRIMMED = "with the texts and cameras of the first samples: a batch with a longer text or more cameras needs more memory"
+_TRIMMED = (
+    "with all cameras and the longest texts of the first step: a batch with a longer text or more cameras needs more memory"
+)
+_WHOLE = (
+    "with full padding, than which no batch needs more memory: a step has more samples than are read to see how long their "
+    f"texts are, which are {MAX_SAMPLES_READ}"
+)
 _CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
 _Trace = tuple[Structure, Timeline, tuple[str, ...]]
 # Numbers that an optimizer keeps for each element: two moments, and KahanAdamW what rounding lost.
@@ -113,7 +120,10 @@ class Estimator:
             cell, backend="zero3" if cell.backend == "zero3" else "", shard_size=None, accumulation=1, seed=0,
             recipe=f"{recipe.storage} {recipe.compute}", world_size=min(cell.world_size, _MOST_SAMPLES),
         )  # fmt: skip
-        key = traced, self._varying_parts(cell, step), min(cell.samples_per_step, _MOST_SAMPLES)
+        most_samples = _MOST_SAMPLES
+        if cell.padding != "full":  # then all samples of the first step decide how large the traced batch is
+            traced, most_samples = replace(traced, seed=cell.seed), MAX_SAMPLES_READ + 1
+        key = traced, self._varying_parts(cell, step), min(cell.samples_per_step, most_samples)
         if key not in self._traces:
             self._traces[key] = _trace_cell(cell, self._policy_dirs, key[1])
         structure, timeline, notes = self._traces[key]
@@ -180,9 +190,10 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
     generates = cell.data.kind == "synthetic" and hasattr(policy, "own_samples")
     trimmable = trimmable_parts(cell, None if generates else policy.batch_spec())
+    extent = read_extent(cell, samples, trimmable) if trimmable else None
     if trimmable:
-        notes = (*notes, _TRIMMED)
-    batch, batch_bytes = _read_batch(cell, samples, trimmable)
+        notes = (*notes, _WHOLE if extent is None else _TRIMMED)
+    batch, batch_bytes = _read_batch(cell, samples, extent)
     share = smallest_share(policy, batch, parts[-1] if parts else None)
     policy.to(DTYPES[recipe.storage])
     mode: FakeTensorMode | nullcontext[None] = nullcontext()
@@ -226,7 +237,7 @@ def _with_earlier(timeline: Timeline, parts: tuple[Parts, ...], trace: Callable[
     return replace(timeline, earlier=tuple(timelines[present].uses for present in parts[:-1]), external=external)
 
 
-def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleMaker, tuple[str, ...]]:
+def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleSource, tuple[str, ...]]:
     """Return the samples of the cell; generated ones in the same form where the dataset is not on this machine."""
     if cell.data.kind == "synthetic" and hasattr(policy, "own_samples"):
         return policy.own_samples(cell.seed), ()
@@ -238,12 +249,14 @@ def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleMaker, tuple[str, .
         return SyntheticSamples(spec, cell.seed), (note,)
 
 
-def _read_batch(cell: Cell, samples: SampleMaker, trimmable: Collection[str] = ()) -> tuple[Batch, int]:
+def _read_batch(cell: Cell, samples: SampleSource, extent: Extent | None = None) -> tuple[Batch, int]:
     """Return a micro-batch of a rank, and the bytes of the memory that it is packed in.
 
     A mask of the first sample is set wherever it is set in any sample of the global batch, because the ranks agree on the
-    optional parts that any of them has. The batch is trimmed to what these samples have, since the peak is that of the rank
-    with the longest texts.
+    optional parts that any of them has.
+
+    Args:
+        extent: to which the batch is cut; None: with all padding.
     """
     frames = len(samples) if isinstance(samples, MixtureSamples) else None
 
@@ -252,8 +265,7 @@ def _read_batch(cell: Cell, samples: SampleMaker, trimmable: Collection[str] = (
 
     parts = stacked_samples(samples, keys(0, cell.batch))
     others = stacked_samples(samples, keys(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES)))
-    if trimmable:
-        extent = Extent.of([*parts, *others], trimmable)
+    if extent is not None:
         parts, others = [extent.cut(part) for part in parts], [extent.cut(part) for part in others]
     packed = pack(parts)
     batch = packed.unpack()

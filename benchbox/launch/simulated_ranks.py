@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.errors import UnsupportedError
-from benchbox.registry.backends import backend_info
+from benchbox.registry.refusals import cell_refusal
 from benchbox.theory.sharding import MODELS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _refusal(cell: Cell) -> str | None:
         return f"backend {cell.backend} is not simulated: there is no formula to compare with"
     if cell.compile != "off":
         return "compiled graphs are not simulated"
-    return backend_info(cell.backend).refusal(cell)
+    return cell_refusal(cell)
 
 
 def _simulation(cell: Cell, code: int, output: str, errors: str) -> Simulation | UnsupportedError:

@@ -12,8 +12,8 @@ from benchbox.launch.job import Job
 from benchbox.launch.restarts import is_restartable, record_restart
 from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.outcome import Outcome
-from benchbox.registry.backends import backend_info
 from benchbox.registry.phases import CHECKPOINT
+from benchbox.registry.refusals import cell_refusal
 from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints, set_damaged_aside
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def _trains(trace: Trace) -> bool:
 
 
 def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progress: TrainingProgress) -> None:
-    cell, info = config.cell, backend_info(config.cell.backend)
-    if refusal := info.refusal(cell):
+    cell = config.cell
+    if refusal := cell_refusal(cell):
         raise UnsupportedError(refusal)
     if refusal := capacity_refusal(cell.world_size // nnodes):
         raise ConfigurationError(refusal)

@@ -31,11 +31,11 @@ class BatchOutline:
             {name: value.clone() if value.device.type == "cpu" else value for name, value in values.items()},
         )
 
-    def batch(self) -> Batch:
-        """Return a batch of these shapes, whose other values are zeros that take no memory."""
-        device = next(iter(self.values.values())).device
+    def batch(self, device: torch.device) -> Batch:
+        """Return a batch of these shapes on a device, whose other values are zeros that take no memory."""
+        values = {name: value.to(device) for name, value in self.values.items()}
         return {
-            name: self.values[name] if name in self.values else torch.zeros((), dtype=dtype, device=device).expand(shape)
+            name: values[name] if name in values else torch.zeros((), dtype=dtype, device=device).expand(shape)
             for name, (dtype, shape) in self.shapes.items()
         }
 

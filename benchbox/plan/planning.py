@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchbox.plan.only import select
-from benchbox.registry.backends import backend_info
+from benchbox.registry.refusals import cell_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
     skipped: list[Skip] = []
     walked = set(matrix.axis_cells()) if matrix.search else set()
     for cell in select(only, matrix.cells()):
-        refusal = backend_info(cell.backend).refusal(cell)
+        refusal = cell_refusal(cell)
         if refusal:
             skipped.append(Skip(cell, refusal))
         elif matrix.search and cell not in walked and replace(cell, batch=matrix.search.start) in walked:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from benchbox.errors import ConfigurationError, Problem
-from benchbox.registry.contracts import AttentionKernel, CompileMode, PaddingMode
+from benchbox.registry.contracts import CompileMode
 from benchbox.registry.extensions import load_target, with_extensions
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recipes import Recipe, recipe_by_name, recipes
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 GROUP = "benchbox.backends"
 DEFAULT_SHARD_SIZE = 2
-
-_RECOMPUTED_INSIDE = "a policy that is compiled as a whole recomputes inside its graph, unseen: write compile: blocks"
-_COMPILED_BY_LENGTH = "FlexAttention is compiled for every length of a batch, unseen: write padding: full, or attention: sdpa"
 
 
 class SetUp(Protocol):
@@ -35,10 +32,6 @@ class SetUp(Protocol):
     def checkpointing(self) -> bool: ...
     @property
     def compile(self) -> CompileMode: ...
-    @property
-    def attention(self) -> AttentionKernel: ...
-    @property
-    def padding(self) -> PaddingMode: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +66,7 @@ class BackendInfo:
         return tuple(name for name, recipe in recipes().items() if self.supports_recipe(recipe))
 
     def refusal(self, cell: SetUp) -> str | None:
-        """Return why this backend cannot run a cell, or None when it can."""
+        """Return why this backend cannot run a cell, or None when it can. See `registry.refusals` for what none can run."""
         if cell.shard_size is not None and not self.hybrid:
             hybrids = ", ".join(name for name, info in backends().items() if info.hybrid)
             return f"{self.name} has no shard_size: it is for {hybrids}"
@@ -88,10 +81,6 @@ class BackendInfo:
             return f"{self.name} refuses activation checkpointing: {self.no_checkpointing_because}"
         if cell.compile not in self.compile_modes:
             return f"{self.name} refuses compile: {cell.compile}: {self.no_other_compile_because}"
-        if cell.compile == "model" and cell.checkpointing:
-            return _RECOMPUTED_INSIDE
-        if cell.padding == "longest" and cell.attention == "flex":
-            return _COMPILED_BY_LENGTH
         return None
 
     def ranks_refusal(self, world_size: int, shard_size: int | None = None) -> str | None:

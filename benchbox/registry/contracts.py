@@ -38,6 +38,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from benchbox.errors import ConfigurationError, Problem
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -55,6 +57,11 @@ PaddingMode = Literal["full", "longest"]  # of a batch: to the sizes of the spec
 Trimmable = Literal["cameras", "prompt", "response", "memory", "metadata", "fast"]
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]  # what is given, and what is predicted
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
+
+# Keys of a batch that have a column for each camera, and the dimension of these columns; their masks, which say where it is
+# real; and the masks of other keys. `latent_noise` has whatever columns `latent_shape` says, and is never cut.
+CAMERA_DIMS = {"images": 2, "image_mask": 2, "subgoal_images": 1, "subgoal_mask": 1, "future_images": 2}
+CAMERA_MASKS = {"images": "image_mask", "subgoal_images": "subgoal_mask"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,24 @@ class BatchSpec:
     # Parts whose padding may be left out where no sample of a micro-batch has them: columns of cameras, and the ends of texts.
     # A part is in it only if losses do not depend on its padding, neither through attention nor through positions or slots.
     trimmable: tuple[Trimmable, ...] = ()
+
+    def __post_init__(self) -> None:
+        if "cameras" in self.trimmable and self.latent_shape:
+            message = "has cameras, and latent_shape does not say which columns of latent_noise are of cameras"
+            raise ConfigurationError(Problem("BatchSpec.trimmable", message, "leave cameras out of it"))
+
+    @property
+    def part_sizes(self) -> dict[Trimmable, int]:
+        """Size of each part that may be trimmed and that this spec asks for: columns of cameras, and tokens of each text."""
+        sizes: dict[Trimmable, int] = {
+            "cameras": self.cameras,
+            "prompt": self.prompt_tokens,
+            "response": self.response_tokens,
+            "memory": self.memory_tokens,
+            "metadata": self.metadata[1] if self.metadata[0] else 0,
+            "fast": self.fast_tokens,
+        }
+        return {part: size for part, size in sizes.items() if size}
 
     def fields(self, *, acting: bool = False) -> tuple[str, ...]:
         """Return the keys of a batch of this spec; with `acting`, those that are available before acting."""

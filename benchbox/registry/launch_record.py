@@ -65,6 +65,14 @@ class WeightsRecord(TypedDict):
     fitted: dict[str, str]  # parameter -> how a tensor of another size was adapted to it
 
 
+class PartSizes(TypedDict):
+    """Size of one part of the micro-batches of the measured steps: columns of cameras, or tokens of a text."""
+
+    smallest: int
+    largest: int
+    spec: int  # that the policy's `BatchSpec` asks for, up to which there is padding
+
+
 class ObservedOnEveryRank(TypedDict):
     """Observations that must be the same on all ranks."""
 
@@ -82,6 +90,7 @@ class ObservedOnEveryRank(TypedDict):
     unused_parameters: NotRequired[list[str] | None]  # frozen: no loss depends on them; null where not looked for, or unknown
     unused_parameters_reason: NotRequired[str | None]  # why they are unknown
     attention_sites: NotRequired[dict[str, list[str]]]  # module -> kernels that it called
+    micro_batch_sizes_reason: NotRequired[str | None]  # why they are unknown
     settings: NotRequired[dict[str, Setting]]  # of the backend, in force: prefetch, bucket sizes, dtype of reductions, ...
 
 
@@ -91,6 +100,7 @@ class ObservedRecord(ObservedOnEveryRank):
     shard_numel: list[int | None]  # parameter elements on each rank
     device: list[str]  # cpu, or the name of a GPU: see `device_type`
     video_decoder: NotRequired[list[str | None]]  # null where no video is decoded
+    micro_batch_sizes: NotRequired[list[dict[str, PartSizes] | None]]  # by part; null for a policy that generates its batches
 
 
 def device_type(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import CellSummary, label, matrix_text
+from benchbox.registry.padding import describe_sizes
 from benchbox.registry.weights import weights_text
 from benchbox.report.peak_share import share_of_peak
 
@@ -77,6 +78,8 @@ def _observed_cell(
     weights = [("published weights", cell["weights"], weights_text(observed.get("weights")))] if cell.get("weights") else []
     decoders = [("video decoder", None, _decoders(observed))] if any(observed.get("video_decoder") or ()) else []
     settings = [("backend settings", None, _settings(observed["settings"]))] if "settings" in observed else []
+    padding = f"padding {cell.get('padding', 'full')}"
+    micro_batches = [("micro-batches", padding, _micro_batches(observed))] if "micro_batch_sizes" in observed else []
     observations: tuple[tuple[str, Any, Any], ...] = (
         ("backend", cell["backend"], observed["backend"]),
         ("model", None, observed["model_class"]),
@@ -87,6 +90,7 @@ def _observed_cell(
         *decoders,
         ("attention", cell["attention"], _attention(observed)),
         ("checkpointing", matrix_text(cell["checkpointing"]), _recomputed_modules(observed["checkpointed_modules"])),
+        *micro_batches,
         *(("torch.compile", cell.get("compile", "off"), line) for line in [*_compilation(record), *_compile_times(summary)]),
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
         *weights,
@@ -117,6 +121,12 @@ def _observation(name: str, requested: Any, observed: Any) -> Observation:
 
 def _decoders(observed: ObservedRecord) -> str:
     return ", ".join(dict.fromkeys(str(decoder) for decoder in observed.get("video_decoder", ())))
+
+
+def _micro_batches(observed: ObservedRecord) -> str | None:
+    """Return the sizes of the micro-batches of all ranks beside those of the policy's spec, or why they are unknown."""
+    ranks = [sizes for sizes in observed.get("micro_batch_sizes", ()) if sizes]
+    return describe_sizes(ranks) if ranks else observed.get("micro_batch_sizes_reason")
 
 
 def _attention(observed: ObservedRecord) -> str | None:

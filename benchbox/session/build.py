@@ -21,6 +21,7 @@ from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
+from benchbox.registry.refusals import cell_refusal
 from benchbox.session.compilation import compile_policy
 from benchbox.session.construction import construct_policy, seed_rank
 from benchbox.session.step import Session
@@ -143,7 +144,7 @@ def build_session(
     """
     assert isinstance(policy, nn.Module)
     backend: Backend = backend_info(cell.backend).load()()
-    refusal = backend.capabilities.refusal(cell)
+    refusal = cell_refusal(cell)
     if refusal is not None:
         raise UnsupportedError(refusal)
     backend.enter_stage = enter_stage

@@ -14,6 +14,7 @@ from benchbox.registry.attention import attention_refusal, default_attention
 from benchbox.registry.backends import backend_info
 from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
+from benchbox.registry.refusals import fields_refusal
 from benchbox.registry.trackers import INSTALL, TRACKERS
 from benchbox.spec.audit_section import AuditSection
 from benchbox.spec.cell import Cell
@@ -197,9 +198,11 @@ def load_train(
     if parsed.validation.every and not cell.data.validation:
         hint = "write data: {validation: 0.1}, or leave out validation.every"
         problems.append(Problem(source.where(("validation", "every")), "the data have no validation episodes", hint))
-    info = backend_info(cell.backend)
-    if impossible := info.refusal(cell):
+    if impossible := backend_info(cell.backend).refusal(cell):
         problems.append(Problem(source.where(("backend",)), impossible))
+    if excluded := fields_refusal(cell):
+        field, reason = excluded
+        problems.append(Problem(source.where((field,)), reason))
     if problems:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from benchbox.store.rank_result import RankResult
 
 # Ranks may differ in these, so the record keeps one value per rank. A difference in any other observation is a mismatch.
-_OBSERVED_PER_RANK = ("shard_numel", "device", "video_decoder")
+_OBSERVED_PER_RANK = ("shard_numel", "device", "video_decoder", "micro_batch_sizes")
 
 
 def assemble_record(
@@ -146,7 +146,9 @@ def _contradiction(ranks: Sequence[RankResult], complete: bool, world_size: int,
 def _observed(ranks: Sequence[RankResult]) -> ObservedRecord | None:
     if not ranks or not all(result.get("observed") for result in ranks):
         return None
-    per_rank = {key: [result["observed"].get(key) for result in ranks] for key in _OBSERVED_PER_RANK}
+    # Results that an earlier benchbox wrote lack some of the keys, and so does their record.
+    keys = [key for key in _OBSERVED_PER_RANK if any(key in result["observed"] for result in ranks)]
+    per_rank = {key: [result["observed"].get(key) for result in ranks] for key in keys}
     return cast("ObservedRecord", {**ranks[0]["observed"], **per_rank})
 
 

@@ -14,6 +14,7 @@ from benchbox.registry.launch_record import (
     DeviceRecord,
     Flops,
     ObservedOnEveryRank,
+    PartSizes,
     Peak,
     StartEnd,
 )
@@ -30,6 +31,7 @@ class RankObserved(ObservedOnEveryRank):
     shard_numel: int  # parameter elements on this rank
     device: str
     video_decoder: NotRequired[str | None]  # null where no video is decoded
+    micro_batch_sizes: NotRequired[dict[str, PartSizes] | None]  # by part; null for a policy that generates its batches
 
 
 class RankMemory(Peak):

@@ -14,6 +14,7 @@ from benchbox.optim import freeze, plan_groups, rate_factor
 from benchbox.registry.backends import backend_info
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
+from benchbox.registry.refusals import cell_refusal
 from benchbox.session.build import build_cell_policy, open_cell_data
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> Traini
         UnsupportedError: the backend, the device or the policy does not support the cell.
     """
     cell = config.cell
-    refusal = backend_info(cell.backend).refusal(cell)
+    refusal = cell_refusal(cell)
     if refusal is not None:
         raise UnsupportedError(refusal)
     policy = build_cell_policy(cell, policy_dirs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from benchbox.errors import MismatchError
 from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import backend_info
+from benchbox.registry.padding import padding_mismatch
 from benchbox.registry.recipes import recipe_by_name
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchbox.backends.observe import Observed
     from benchbox.observer.facts import SteppedTensor
-    from benchbox.registry.launch_record import CompilationRecord
+    from benchbox.registry.launch_record import CompilationRecord, PartSizes
     from benchbox.spec.cell import Cell
 
 
@@ -48,6 +49,16 @@ def check_compilation(cell: Cell, compilation: CompilationRecord | None) -> None
     """
     if cell.compile != "off" and (compilation is None or not compilation["graphs"]):
         raise MismatchError(f"requested compile {cell.compile}, observed that nothing was compiled")
+
+
+def check_micro_batches(cell: Cell, sizes: Mapping[str, PartSizes] | None) -> None:
+    """Compare a cell with the sizes of the micro-batches that its steps got.
+
+    Raises:
+        MismatchError: full padding was requested and micro-batches were cut, or they are larger than the policy's spec.
+    """
+    if sizes is not None and (mismatch := padding_mismatch(cell.padding, sizes)):
+        raise MismatchError(mismatch)
 
 
 def check_step(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from benchbox.audit.record import facts_file
 from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError, UnsupportedError
+from benchbox.measure.batch_sizes import SizedBatches
 from benchbox.measure.collective_times import CollectiveClock, enable_recording
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.environment import environment
@@ -24,7 +25,7 @@ from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cel
 from benchbox.session.construction import construction_of
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
-from benchbox.worker.expected import check_backend, check_compilation, check_step
+from benchbox.worker.expected import check_backend, check_compilation, check_micro_batches, check_step
 from benchbox.worker.reporting import Reporter
 from benchbox.worker.step_flops import mean_flops, probed_flops
 from benchbox.worker.steps import run_steps, synchronize_ranks, warm_up
@@ -83,12 +84,14 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
         reporter.enter_stage("measure", spec.steps)
         clock, collectives = PhaseClock(device), CollectiveClock(device)
-        outlined = OutlinedBatches(stream) if cell.padding != "full" else None  # then steps differ in shape
-        batches = stream if outlined is None else outlined
+        sized = SizedBatches(stream, stream.spec)
+        outlined = OutlinedBatches(sized) if cell.padding != "full" else None  # then steps differ in shape
+        batches = sized if outlined is None else outlined
         with compilation.of_measured_steps(), collectives:
             measured = run_steps(session, batches, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
         times = clock.drain()
         host_use = host.close(rank)
+        sizes, sizes_reason = sized.result()
         collective_times, collective_times_reason = collectives.result()
         device_memory = peak_memory(device)
         results = [*warmup, *measured]
@@ -107,6 +110,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
                 "world_size": observed.world_size,
                 "device": observed.device,
                 "video_decoder": stream.decoder,
+                "micro_batch_sizes": sizes,
+                "micro_batch_sizes_reason": sizes_reason,
                 "settings": observed.settings,
                 "attention_kernel": None,
                 "checkpointed_modules": None,
@@ -149,9 +154,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         assert memory is not None, "the probe measures memory where the device has no counters"
 
         if outlined is None:
-            flops, use = probed_flops(meta_policy, probed, times.step_s, device)
+            flops, utilisation = probed_flops(meta_policy, probed, times.step_s, device)
         else:
-            flops, use = mean_flops(meta_policy, probed, outlined.outlines, times.step_s, device)
+            flops, utilisation = mean_flops(meta_policy, probed, outlined.outlines, times.step_s, device)
 
         reporter.enter_stage("write")
         complete: RankResult = {
@@ -165,12 +170,13 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "memory": memory,
             "collectives": probed.collectives,
             "flops": flops,
-            **use,
+            **utilisation,
             "unchecked_reason": None,
         }
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict(), indent=None)
         write_json(result_file, complete, indent=None)
         # After writing, so that the record of a mismatch shows what was observed.
+        check_micro_batches(cell, sizes)
         check_compilation(cell, timed["compilation"])
         check_step(
             cell,

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _NO_COST = "the policy declares no cost: it has no method `work`"
 _NO_FORMULA = "batches differ in shape from step to step (padding: longest), and the policy declares no formula of their FLOPs"
+_NOT_SCALABLE = (
+    "batches differ in shape from step to step (padding: longest), and the policy's formula has no FLOPs of a step by which "
+    "those counted in another one could be scaled"
+)
+_NO_STEP = "no step was measured"
 
 
 def probed_flops(
@@ -32,7 +37,7 @@ def probed_flops(
         policy: not sharded, because formulas need the full sizes of its layers; None if it declares no cost.
         step_time_s: of the measured steps.
     """
-    towers = None if policy is None else _tower_flops(_step_cost(policy, _on(device, probed.micro_batches)))
+    towers = None if policy is None else _tower_flops(_step_cost(policy, _moved_to(device, probed.micro_batches)))
     reason = None if policy else _NO_COST
     return {**probed.flops, "per_tower": towers, "per_tower_reason": reason}, probed.utilisation(step_time_s)
 
@@ -44,7 +49,7 @@ def mean_flops(
     step_time_s: Sequence[float],
     device: torch.device,
 ) -> tuple[Flops, Utilisation]:
-    """Return the mean FLOPs of measured steps whose batches differ in shape, and the utilisation.
+    """Return the mean FLOPs of measured steps whose batches differ in shape, and the utilisation. Unknown ones have a reason.
 
     The probe counts one further step. Its counts are multiplied by what the formula says of the measured steps over what it
     says of the probed one. Utilisation is that of the median step, each timed against its own FLOPs.
@@ -56,36 +61,45 @@ def mean_flops(
         outlines: of the micro-batches of the measured steps, in their order.
     """
     if policy is None:
-        flops: Flops = {
-            "model_flops_per_step": None,
-            "recomputed_flops_per_step": None,
-            "reason": _NO_FORMULA,
-            "per_tower": None,
-            "per_tower_reason": _NO_COST,
-        }
-        return flops, unknown_utilisation(_NO_FORMULA)
-    probed_cost = total_cost(_step_cost(policy, _on(device, probed.micro_batches)))
+        return _unknown_flops(_NO_FORMULA, None, _NO_COST), unknown_utilisation(_NO_FORMULA)
+    if not step_time_s:
+        return _unknown_flops(_NO_STEP, None, _NO_STEP), unknown_utilisation(_NO_STEP)
+    probed_cost = total_cost(_step_cost(policy, _moved_to(device, probed.micro_batches)))
     accumulation = len(outlines) // len(step_time_s)
     steps = [
-        _step_cost(policy, (outline.batch() for outline in outlines[start : start + accumulation]))
+        _step_cost(policy, (outline.batch(device) for outline in outlines[start : start + accumulation]))
         for start in range(0, len(outlines), accumulation)
     ]
     towers = {name: _mean_cost([step.get(name, Cost()) for step in steps]) for step in steps for name in step}
-    mean = total_cost(towers)
-    flops = {
-        "model_flops_per_step": _scaled(probed.flops["model_flops_per_step"], mean.model, probed_cost.model),
-        "recomputed_flops_per_step": _scaled(
-            probed.flops.get("recomputed_flops_per_step"), mean.recomputed, probed_cost.recomputed
-        ),
-        "reason": probed.flops["reason"],
+    mean, models = total_cost(towers), [total_cost(step).model for step in steps]
+    counted, reason = probed.flops, probed.flops["reason"]
+    model = _scaled(counted["model_flops_per_step"], mean.model, probed_cost.model)
+    recomputed = _scaled(counted.get("recomputed_flops_per_step"), mean.recomputed, probed_cost.recomputed)
+    if model is None or recomputed is None or not all(models):
+        reason = reason or _NOT_SCALABLE
+        return _unknown_flops(reason, _tower_flops(towers), None), unknown_utilisation(reason)
+    flops: Flops = {
+        "model_flops_per_step": model,
+        "recomputed_flops_per_step": recomputed,
+        "reason": None,
         "per_tower": _tower_flops(towers),
         "per_tower_reason": None,
     }
-    shares = [total_cost(step).model / mean.model for step in steps]
+    shares = [step / mean.model for step in models]
     return flops, probed.with_flops(flops).utilisation([time / share for time, share in zip(step_time_s, shares, strict=True)])
 
 
-def _on(device: torch.device, batches: Iterable[Batch]) -> Iterable[Batch]:
+def _unknown_flops(reason: str, towers: dict[str, TowerFlops] | None, towers_reason: str | None) -> Flops:
+    return {
+        "model_flops_per_step": None,
+        "recomputed_flops_per_step": None,
+        "reason": reason,
+        "per_tower": towers,
+        "per_tower_reason": towers_reason,
+    }
+
+
+def _moved_to(device: torch.device, batches: Iterable[Batch]) -> Iterable[Batch]:
     return ({name: tensor.to(device) for name, tensor in batch.items()} for batch in batches)
 
 
@@ -109,5 +123,9 @@ def _mean_cost(costs: Sequence[Cost]) -> Cost:
 
 
 def _scaled(counted: int | None, mean: int, probed: int) -> int | None:
-    """Return a count of the probed step for the mean step, by the formula of both; it may say that there is nothing."""
-    return counted if counted is None or not probed else round(counted * mean / probed)
+    """Return a count of the probed step for the mean step, by the formula of both; None where the formula does not say."""
+    if counted is None:
+        return None
+    if not probed:
+        return 0 if counted == mean == 0 else None
+    return round(counted * mean / probed)

@@ -83,20 +83,20 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             if rank == 0:
                 print(describe_resume(existing[-1], cell), flush=True)
         recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock()
-        use = StepUtilisation(
+        utilisation = StepUtilisation(
             meta_policy,
             session.device,
             accumulation=cell.accumulation,
             compute=recipe.compute,
             is_partial=lambda: session.backend.skips_frozen_work,
-            varies=cell.padding != "full",
+            shapes_vary=cell.padding != "full",
         )
         gauges = TrainingGauges(
             waits,
             session.device,
             samples_per_step=cell.samples_per_step,
             samples_per_epoch=stream.samples_per_epoch,
-            mfu=use.mfu,
+            mfu=utilisation.mfu,
         )
         trackers = contexts.enter_context(_open_trackers(config, folder, start, rank))
         if validation is not None:
@@ -120,7 +120,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
         reporter.enter_stage("train", config.steps - start)
         completed = run_loop(
             session,
-            use.record(stream),
+            utilisation.record(stream),
             start=start,
             steps=config.steps,
             metrics=metrics,

@@ -26,7 +26,7 @@ class StepUtilisation:
         compute: dtype of the recipe's products.
         is_partial: whether the latest step left out gradients that the formula counts, those of a backbone that is frozen for
             some steps.
-        varies: whether batches differ in shape from step to step, so that the FLOPs of the first step are not those of others.
+        shapes_vary: whether batches differ in shape from step to step, so that the FLOPs of the first step are of no other.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class StepUtilisation:
         accumulation: int,
         compute: str,
         is_partial: Callable[[], bool] = lambda: False,
-        varies: bool = False,
+        shapes_vary: bool = False,
     ) -> None:
         self._policy = policy
         self._device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}"
         self._accumulation = accumulation
         self._compute = compute
         self._is_partial = is_partial
-        self._varies = varies
+        self._shapes_vary = shapes_vary
         self._first_batches: list[Batch] = []
         self._flops: int | None = None
 
     def record(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return the micro-batches; those of the first step are recorded where the peak of the device is known."""
-        is_counted = self._device_name in DEVICE_PEAKS and self._policy is not None and not self._varies
+        is_counted = self._device_name in DEVICE_PEAKS and self._policy is not None and not self._shapes_vary
         return self._record(batches) if is_counted else batches
 
     def _record(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -63,7 +63,7 @@ class StepUtilisation:
         """Return the model FLOPs utilisation of this rank in steps of `step_s`, or None and the reason."""
         if self._policy is None:
             return None, "the policy declares no formula of its FLOPs"
-        if self._device_name in DEVICE_PEAKS and self._varies:
+        if self._device_name in DEVICE_PEAKS and self._shapes_vary:
             return None, "batches differ in shape from step to step (padding: longest)"
         if self._device_name in DEVICE_PEAKS and self._is_partial():
             return None, "the backbone is frozen now, and the formula counts its gradients"

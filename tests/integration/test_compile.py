@@ -13,6 +13,7 @@ from benchbox.errors import MismatchError
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.registry.backends import backends
+from benchbox.registry.refusals import cell_refusal
 from benchbox.spec.cell import MeasureSpec
 from benchbox.worker.expected import check_compilation
 from tests.support.ranks import tiny_cell
@@ -109,6 +110,6 @@ def test_a_cell_that_compiled_nothing_is_a_mismatch() -> None:
 
 
 def test_a_policy_that_recomputes_inside_its_graph_is_refused() -> None:
-    refusal = backends()["ddp"].refusal(cell_of("ddp", compile="model", checkpointing=True))
+    refusal = cell_refusal(cell_of("ddp", compile="model", checkpointing=True))
     assert refusal is not None
     assert "write compile: blocks" in refusal

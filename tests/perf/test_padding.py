@@ -1,8 +1,10 @@
-"""Steps of pi05 small on a batch with common padding, and on the same batch without it, interleaved in one process."""
+"""Steps of pi05 small on the batch that a worker gets with full padding, and on that without, interleaved in one process."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from dataclasses import replace
 from itertools import repeat
 from statistics import median
 from typing import TYPE_CHECKING
@@ -10,17 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from benchbox.data.loading.trimming import trim
-from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy, copy_meta_policy
-from benchbox.spec.cell import Cell, DataSpec
+from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
+from benchbox.spec.cell import Cell
 from benchbox.theory.flops import total_cost, training_cost
-from tests.support.policy_batches import make_batch
+from tests.support.datasets import write_unequal_robots
 from tests.support.ratios import record_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from benchbox.registry.contracts import Batch
 
@@ -35,7 +36,6 @@ CELL = Cell(
     batch=4,
     cams=3,
     recipe="fp32",
-    data=DataSpec(kind="synthetic", workers=0),
 )
 
 
@@ -47,14 +47,23 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_a_step_without_common_padding_takes_a_fraction_of_the_time_of_the_whole_batch(benchmark, capsys) -> None:
-    """The last camera of three is missing in every sample, and prompts have random lengths."""
-    policy = build_cell_policy(CELL)
-    spec, formula = policy.batch_spec(), copy_meta_policy(CELL, policy)
-    whole = make_batch(spec, CELL.batch)
-    whole["image_mask"][..., -1] = False
-    (trimmed,) = trim([whole], spec.trimmable)
-    session = build_session(CELL, policy, SyntheticSamples(spec, CELL.seed).statistics)
+def test_a_step_without_common_padding_takes_a_fraction_of_the_time_of_the_whole_batch(
+    benchmark, capsys, tmp_path: Path
+) -> None:
+    """The robot has two of three cameras, and its task takes less than half of the prompt."""
+    robots = write_unequal_robots(tmp_path)
+    cell = replace(CELL, data=replace(robots, datasets=robots.datasets[1:]))
+    policy = build_cell_policy(cell)
+    spec, formula = policy.batch_spec(), copy_meta_policy(cell, policy)
+    batches = []
+    for padding in ("full", "longest"):
+        with closing(open_cell_data(replace(cell, padding=padding), policy, 0)) as stream:
+            batches.append(next(stream))
+            statistics = stream.statistics
+    whole, trimmed = batches
+    assert torch.equal(whole["frame_index"], trimmed["frame_index"])
+    assert whole["images"].shape[2] == spec.cameras > trimmed["images"].shape[2]
+    session = build_session(cell, policy, statistics)
 
     def timed(batch: Batch) -> float:
         begin = time.perf_counter()

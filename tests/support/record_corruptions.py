@@ -36,6 +36,16 @@ def without_recomputation(record):
         tower["recomputed"] = 0
 
 
+def as_longest(corrupt):
+    """Return an edit of a record whose cell asks for `padding: longest`."""
+
+    def apply(record):
+        relabel(record, padding="longest")
+        corrupt(record)
+
+    return apply
+
+
 def scale_memory(record, factor):
     for peak in [*record["memory"]["per_rank"], record["memory"]["worst"]]:
         peak["allocated_peak_bytes"] = int(peak["allocated_peak_bytes"] * factor)
@@ -81,6 +91,7 @@ CENSUS = "the census has every rank, and the sizes of its shards"
 RECIPE = "the dtypes of the census are those of the recipe"
 COLLECTIVES = "collectives carry the gradients, and the parameters that are gathered"
 ATTENTION = "the attention kernel is the one requested, at every call site"
+SIZES = "micro-batches have the sizes that the padding allows"
 WORST = "worst memory = maximum over ranks"
 THROUGHPUT = "throughput follows from the slowest rank's step times"
 NULLS = "nothing is unknown without a reason"
@@ -95,6 +106,27 @@ RECORD_CORRUPTIONS = {  # backend of the record, edit, sentence of the invariant
     "single on two ranks": ("ddp", lambda r: relabel(r, backend="single"), "the backend can run such a cell", "at most 1 rank"),
     "another kernel": ("ddp", edit("observed.attention_kernel", "eager"), ATTENTION, "requested sdpa"),
     "another kernel at a site": ("ddp", edit("observed.attention_sites", {"layers.*": ["eager"]}), ATTENTION, "call sites ran"),
+    "cut under full padding": (
+        "ddp",
+        edit("observed.micro_batch_sizes.1.cameras.spec", lambda n: n + 1),
+        SIZES,
+        "rank 1: requested padding full, observed micro-batches that were cut: cameras 1 of 2",
+    ),
+    "longer than the spec": (
+        "ddp",
+        as_longest(edit("observed.micro_batch_sizes.0.prompt.largest", lambda n: n + 1)),
+        SIZES,
+        "rank 0: observed micro-batches of impossible sizes: prompt",
+    ),
+    "no camera at all": ("ddp", as_longest(edit("observed.micro_batch_sizes.0.cameras.smallest", 0)), SIZES, "cameras 0 to 1"),
+    "specs of two policies": ("ddp", lambda r: r["observed"]["micro_batch_sizes"][1].pop("prompt"), SIZES, "ranks differ in"),
+    "sizes of one rank": ("ddp", lambda r: r["observed"]["micro_batch_sizes"].pop(), SIZES, "sizes on 1 of 2 ranks"),
+    "sizes that are not known": (
+        "ddp",
+        edit("observed.micro_batch_sizes.1", None),
+        NULLS,
+        "observed.micro_batch_sizes is null",
+    ),
     "checkpointed unasked": ("ddp", edit("observed.checkpointed_modules", 4), "checkpointing is as requested", "requested off"),
     "recomputed nothing": ("ddp", without_recomputation, "checkpointing is as requested", "nothing was recomp"),
     "a lost shard": ("fsdp2", edit("observed.shard_numel.1", lambda n: n - 1000), SHARDS, "elements together"),

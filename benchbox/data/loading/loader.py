@@ -67,11 +67,18 @@ class MicroBatchStream:
 
     Args:
         copier: copies batches to a device, one batch ahead of the step. Without one they stay on the host.
+        spec: what the batches were asked to be; None for a policy that generates them.
     """
 
     def __init__(
-        self, batches: Iterator[PackedSamples], samples: SampleSource, data_use: DataUse, copier: Copier | None = None
+        self,
+        batches: Iterator[PackedSamples],
+        samples: SampleSource,
+        data_use: DataUse,
+        copier: Copier | None = None,
+        spec: BatchSpec | None = None,
     ) -> None:
+        self.spec = spec
         self.samples = samples
         self.data_use = data_use
         self.statistics = samples.statistics
@@ -249,7 +256,7 @@ def open_stream(
             start_step=start_step,
         )
         batches = load_samples(samples, sampler, data.workers, pin_memory=pinned, trimmable=trimmable)
-    return MicroBatchStream(batches, samples, data_use, CudaCopier() if pinned else None)
+    return MicroBatchStream(batches, samples, data_use, CudaCopier() if pinned else None, spec)
 
 
 def open_samples(

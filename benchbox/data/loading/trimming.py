@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from benchbox.registry.contracts import CAMERA_DIMS, CAMERA_MASKS
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 # torch.compile makes a length dynamic when it meets the second one.
 MULTIPLE = 16
 CAMERAS = "cameras"
-_CAMERA_DIMS = {"images": 2, "image_mask": 2, "subgoal_images": 1, "subgoal_mask": 1, "future_images": 2}
-_CAMERA_MASKS = ("image_mask", "subgoal_mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,35 +39,46 @@ class Extent:
 
     @classmethod
     def of(cls, parts: Sequence[Batch], trimmable: Collection[str]) -> Self:
-        """Return the extent of stacked samples, which may be in several parts: at least one camera, and `MULTIPLE` tokens."""
-        cameras = None
-        if CAMERAS in trimmable:
-            masks = [part[name] for part in parts for name in _CAMERA_MASKS if name in part]
-            present = torch.stack([mask.flatten(0, -2).any(dim=0) for mask in masks]).any(dim=0)
-            present[0] |= not present.any()
-            cameras = present.nonzero()[:, 0]
-        texts = [name for name in trimmable if name != CAMERAS and f"{name}_mask" in parts[0]]
-        return cls(cameras=cameras, lengths={name: _longest([part[f"{name}_mask"] for part in parts]) for name in texts})
+        """Return the extent of stacked samples, which may be in several parts: at least one camera, and `MULTIPLE` tokens.
+
+        What has no mask is real in all its samples, so that nothing of it may be left out.
+        """
+        texts = [name for name in trimmable if name != CAMERAS and all(f"{name}_mask" in part for part in parts)]
+        return cls(
+            cameras=_present_cameras(parts) if CAMERAS in trimmable else None,
+            lengths={name: _longest([part[f"{name}_mask"] for part in parts]) for name in texts},
+        )
 
     def cut(self, batch: Batch) -> Batch:
         """Return stacked samples without what is beyond this extent."""
         cut = dict(batch)
         if self.cameras is not None:
-            for name, dim in _CAMERA_DIMS.items():
+            for name, dim in CAMERA_DIMS.items():
                 if name in batch and len(self.cameras) < batch[name].shape[dim]:
                     cut[name] = batch[name].index_select(dim, self.cameras)
         for text, length in self.lengths.items():
-            for name in (f"{text}_tokens", f"{text}_mask"):
-                cut[name] = batch[name][..., :length]
+            cut |= {name: batch[name][..., :length] for name in (f"{text}_tokens", f"{text}_mask") if name in batch}
         return cut
 
 
 def trim(parts: Sequence[Batch], trimmable: Collection[str]) -> Sequence[Batch]:
     """Return the parts of one micro-batch without the padding that all its samples share; as they are if nothing may be cut."""
-    if not trimmable:
+    if not (parts and trimmable):
         return parts
     extent = Extent.of(parts, trimmable)
     return [extent.cut(part) for part in parts]
+
+
+def _present_cameras(parts: Sequence[Batch]) -> Tensor | None:
+    """Return the columns (C,) int64 of the cameras that any sample has, at least one; None where none may be left out."""
+    if any(images in part and mask not in part for part in parts for images, mask in CAMERA_MASKS.items()):
+        return None
+    masks = [part[name] for part in parts for name in CAMERA_MASKS.values() if name in part]
+    if not masks or not masks[0].shape[-1]:
+        return None
+    present = torch.stack([mask.flatten(0, -2).any(dim=0) for mask in masks]).any(dim=0)
+    present[0] |= not present.any()
+    return present.nonzero()[:, 0]
 
 
 def _longest(masks: Sequence[Tensor]) -> int:

@@ -21,7 +21,7 @@ from benchbox.spec.cell import Cell
 from benchbox.store.files import write_json
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
-from tests.support.record_corruptions import RECORD_CORRUPTIONS, edit, scale_times
+from tests.support.record_corruptions import RECORD_CORRUPTIONS, edit, relabel, scale_times
 
 MATRIX = """\
 name: small
@@ -80,6 +80,14 @@ def test_a_corrupt_record_is_rejected_for_its_own_reason(records, corruption):
     corrupt(record)
     messages = [violation.message for violation in verify_records([record]).violations if violation.sentence == sentence]
     assert any(fragment in message for message in messages), messages
+
+
+@pytest.mark.parametrize("padding", ["full", "longest"])
+def test_a_record_of_before_sizes_of_micro_batches_were_observed_is_valid(records, padding):
+    record = deepcopy(records["ddp"])
+    relabel(record, padding=padding)
+    del record["observed"]["micro_batch_sizes"], record["observed"]["micro_batch_sizes_reason"]
+    assert verify_records([record]).violations == ()
 
 
 def path_of(run, backend="ddp", launch=1):

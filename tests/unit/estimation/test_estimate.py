@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchbox.data.loading.loader import open_samples, stacked_samples
-from benchbox.data.loading.trimming import Extent
-from benchbox.data.order.frames import SampleKey
+from benchbox.data.loading.loader import open_samples
 from benchbox.errors import UnsupportedError
 from benchbox.estimation import Estimator
 from benchbox.estimation.estimate import _read_batch
+from benchbox.estimation.extent import read_extent
 from benchbox.estimation.parts import read_parts
 from benchbox.registry.contracts import Axes
 from benchbox.registry.recipes import recipe_by_name
+from benchbox.session.build import open_cell_data
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import DataSpec, OptimSpec
 from benchbox.spec.optim import SpikeSpec
-from tests.support.datasets import write_unequal_robots
+from tests.support.datasets import LENGTHS, write_unequal_robots
 from tests.support.ranks import tiny_cell
 
 
@@ -214,26 +216,68 @@ def test_a_batch_without_common_padding_needs_less_memory_and_the_note_says_whic
     assert "a batch with a longer text or more cameras needs more memory" in note
 
 
-def test_a_trimmed_batch_is_as_long_as_the_longest_text_of_the_ranks(tmp_path):
-    """The peak is that of the rank with the longest one: the second rank has the robot with the long task."""
-    data = write_unequal_robots(tmp_path)
-    cell = tiny_cell(policy="pi0", batch=1, cams=3, data=data, world_size=2)
-    spec = policy_of(cell).batch_spec()
-    samples = open_samples(data, spec, 0)
-    lengths, rows = {}, range(len(samples))
-    for row in (rows[0], rows[-1]):
-        (part,) = stacked_samples(samples, [SampleKey(0, row)])
-        lengths[row] = Extent.of([part], spec.trimmable).lengths["prompt"]
-    assert lengths[rows[0]] < lengths[rows[-1]]
+def unequal_cell(tmp_path, **changes):
+    """Return a cell whose first rank has the frames of the robot with one camera and a short task, and a second rank others."""
+    robots = write_unequal_robots(tmp_path)
+    data = replace(robots, datasets=tuple(replace(dataset, weight=None) for dataset in robots.datasets))
+    return tiny_cell(policy="pi0", cams=3, data=data, padding="longest", **({"order": "sequential"} | changes))
 
-    class Ends:
-        def sample(self, epoch, index):
-            (part,) = stacked_samples(samples, [SampleKey(epoch, rows[-index])])
-            return {name: values[0] for name, values in part.items()}
 
-    batch, _ = _read_batch(cell, Ends(), spec.trimmable)
-    assert batch["prompt_mask"].shape == (1, lengths[rows[-1]])
-    assert batch["images"].shape[2] == 2
+def micro_batch_sizes(cell):
+    """Return the cameras and prompt tokens of the micro-batches of the first step, by rank."""
+    sizes = []
+    for rank in range(cell.world_size):
+        with closing(open_cell_data(cell, policy_of(cell), rank)) as stream:
+            batches = list(islice(stream, cell.accumulation))
+        sizes.append([(batch["images"].shape[2], batch["prompt_mask"].shape[1]) for batch in batches])
+    return sizes
+
+
+@pytest.mark.parametrize("split", [{"world_size": 2}, {"accumulation": 2, "backend": "single", "world_size": 1}])
+def test_a_trimmed_batch_is_as_large_as_that_of_the_rank_or_micro_step_with_the_longest_text(tmp_path, split):
+    """The first micro-batch, which has more samples than are read for optional parts, has the short task alone."""
+    cell = unequal_cell(tmp_path, batch=sum(LENGTHS), **split)
+    (first,), (second,) = micro_batch_sizes(cell) if cell.world_size == 2 else zip(*micro_batch_sizes(cell), strict=True)
+    assert first < second
+    policy = policy_of(cell)
+    samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
+    extent = read_extent(cell, samples, policy.batch_spec().trimmable)
+    batch, _ = _read_batch(cell, samples, extent)
+    assert (batch["images"].shape[2], batch["prompt_mask"].shape[1]) == second
+    alone = replace(cell, world_size=1, accumulation=1, backend="single")
+    assert Estimator().estimate(cell).model_flops > 1.5 * Estimator().estimate(alone).model_flops
+
+
+@pytest.mark.parametrize("order", ["frame_shuffle", "episode_shuffle"])
+def test_no_micro_batch_of_the_first_step_is_larger_than_the_extent(tmp_path, order):
+    cell = unequal_cell(tmp_path, batch=2, world_size=3, accumulation=2, order=order, seed=3)
+    cell = replace(cell, data=replace(cell.data, block=2, buffer=12))
+    policy = policy_of(cell)
+    samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
+    extent = read_extent(cell, samples, policy.batch_spec().trimmable)
+    sizes = [size for rank in micro_batch_sizes(cell) for size in rank]
+    assert len(set(sizes)) > 1
+    assert (len(extent.cameras), extent.lengths["prompt"]) == tuple(map(max, zip(*sizes, strict=True)))
+
+
+def test_a_step_of_more_samples_than_are_read_is_estimated_with_full_padding_and_said_so(tmp_path, monkeypatch):
+    longest = unequal_cell(tmp_path, batch=2)
+    assert Estimator().estimate(longest).peak_bytes < Estimator().estimate(replace(longest, padding="full")).peak_bytes
+    for module in ("estimate", "extent"):
+        monkeypatch.setattr(sys.modules[f"benchbox.estimation.{module}"], "MAX_SAMPLES_READ", 3)
+    bound, full = (Estimator().estimate(replace(longest, padding=padding)) for padding in ("longest", "full"))
+    assert bound.components == full.components
+    (note,) = bound.notes
+    assert note.startswith("with full padding, than which no batch needs more memory")
+
+
+def test_cells_of_other_first_steps_share_no_trace_where_padding_is_left_out(tmp_path):
+    """A third micro-step brings the long task into the step, and so may another seed."""
+    estimator, cell = Estimator(), unequal_cell(tmp_path, batch=sum(LENGTHS) // 2, backend="single", world_size=1)
+    two, three = (estimator.estimate(replace(cell, accumulation=steps)).model_flops / steps for steps in (2, 3))
+    assert two < three
+    estimator.estimate(replace(cell, accumulation=2, seed=1))
+    assert len(estimator._traces) == 3
 
 
 def test_a_hybrid_shards_over_as_many_ranks_as_the_cell_says(estimator):

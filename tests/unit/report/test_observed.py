@@ -1,4 +1,4 @@
-"""Settings of backends and call sites of attention kernels in the observed section of a report."""
+"""Settings of backends, call sites of attention kernels and sizes of micro-batches in the observed section of a report."""
 
 from __future__ import annotations
 
@@ -43,6 +43,33 @@ def test_several_attention_kernels_are_shown_with_the_modules_that_called_them()
     )
     one = {"model.layers.*": ["sdpa:flash_cpu"]}
     assert observed_of(attention_kernel="sdpa:flash_cpu", attention_sites=one)["attention"] == "sdpa:flash_cpu"
+
+
+def test_sizes_of_micro_batches_are_shown_over_all_ranks_beside_those_of_the_spec() -> None:
+    ranks: list[Any] = [
+        {
+            "cameras": {"smallest": smallest, "largest": 2, "spec": 4},
+            "prompt": {"smallest": 32, "largest": longest, "spec": 48},
+            "fast": {"smallest": 16, "largest": 16, "spec": 16},
+        }
+        for smallest, longest in ((2, 48), (1, 32))
+    ]
+    assert observed_of(micro_batch_sizes=ranks)["micro-batches"] == (
+        "cameras 1 to 2 of 4, prompt 32 to 48 of 48 tokens, fast 16 of 16 tokens"
+    )
+    reason = "the policy generates its batches, and no spec says how large they are"
+    unknown = observed_of(micro_batch_sizes=[None, None], micro_batch_sizes_reason=reason)
+    assert unknown["micro-batches"] == reason
+    assert "micro-batches" not in observed_of(), "a record of an earlier version has no line for them"
+
+
+def test_the_padding_is_what_was_requested_of_micro_batches() -> None:
+    record: Any = example_record(CELL)
+    record["observed"]["micro_batch_sizes"] = [{"cameras": {"smallest": 4, "largest": 4, "spec": 4}}] * 2
+    (line,) = [
+        item for item in build_report(example_run([CELL]), [record]).observed[0].observations if item.name == "micro-batches"
+    ]
+    assert (line.requested, line.observed) == ("padding full", "cameras 4 of 4")
 
 
 def test_the_share_of_the_measured_peak_is_that_of_one_rank_in_forward_and_backward() -> None:

@@ -56,6 +56,13 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
             GOOD + "data: synthetic\nvalidation: {every: 5}\n",
             "t.yaml:9:21: the data have no validation episodes; write data: {validation: 0.1}, or leave out validation.every",
         ),
+        (
+            GOOD + "attention: flex\npadding: longest\n",
+            (
+                "t.yaml:9:10: FlexAttention is compiled for every length of a batch, unseen: "
+                "write padding: full, or attention: sdpa"
+            ),
+        ),
         (GOOD + "validation: {evry: 5}\n", "t.yaml:8:14: unknown key 'evry'; did you mean 'every'?"),
         (
             GOOD + "checkpoint: {keep_best: {count: 1}}\n",

@@ -45,6 +45,17 @@ def test_a_record_of_before_hfu_was_recorded_can_be_read():
     assert metrics()["hfu"].read(record) is None
 
 
+def test_sizes_of_micro_batches_stay_by_rank_and_results_of_an_earlier_version_give_a_record_without_them():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    assert "micro_batch_sizes" not in assemble(ranks)["observed"]
+    sizes = [{"prompt": {"smallest": 16, "largest": largest, "spec": 48}} for largest in (16, 48)]
+    for rank, observed in zip(ranks, sizes, strict=True):
+        rank["observed"] |= {"micro_batch_sizes": observed, "micro_batch_sizes_reason": None}
+    record = assemble(ranks)
+    assert record["status"] == "ok"
+    assert record["observed"]["micro_batch_sizes"] == sizes
+
+
 def test_the_step_time_is_that_of_the_slowest_rank_of_each_step_and_throughput_follows_from_it():
     fast, slow = rank_result(CELL, 0), rank_result(CELL, 1)
     fast["step_time_s"], slow["step_time_s"] = [0.1, 0.4, 0.1, 0.1], [0.2, 0.2, 0.2, 0.3]

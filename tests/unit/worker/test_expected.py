@@ -1,12 +1,17 @@
-"""Attention kernels that were requested and those that ran, compared by call site."""
+"""Attention kernels by call site and sizes of micro-batches: those that were requested and those that were observed."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchbox.errors import MismatchError
-from benchbox.worker.expected import check_step
+from benchbox.worker.expected import check_micro_batches, check_step
 from tests.support.ranks import tiny_cell
+
+if TYPE_CHECKING:
+    from benchbox.registry.launch_record import PartSizes
 
 VISION, BACKBONE = "vision.layers.*", "backbone.layers.*"
 
@@ -44,3 +49,36 @@ def test_any_other_mixture_is_a_mismatch(requested: str, sites: dict, message: s
     """The requested kernel ran nowhere, one site ran it beside another, or what ran is no fallback for it."""
     with pytest.raises(MismatchError, match=message):
         check(requested, sites)
+
+
+def sizes(smallest: int, largest: int, spec: int) -> dict[str, PartSizes]:
+    return {
+        "cameras": {"smallest": 2, "largest": 2, "spec": 2},
+        "prompt": {"smallest": smallest, "largest": largest, "spec": spec},
+    }
+
+
+@pytest.mark.parametrize(
+    ("padding", "observed"),
+    [("full", sizes(48, 48, 48)), ("longest", sizes(48, 48, 48)), ("longest", sizes(16, 32, 48)), ("full", None)],
+)
+def test_micro_batches_may_be_as_large_as_the_spec_and_smaller_without_full_padding(padding: str, observed: Any) -> None:
+    check_micro_batches(tiny_cell(padding=padding), observed)
+
+
+@pytest.mark.parametrize(
+    ("padding", "observed", "message"),
+    [
+        (
+            "full",
+            sizes(16, 48, 48),
+            "requested padding full, observed micro-batches that were cut: prompt 16 to 48 of 48 tokens$",
+        ),
+        ("full", sizes(16, 64, 48), "micro-batches of impossible sizes: prompt 16 to 64 of 48 tokens$"),
+        ("longest", sizes(64, 64, 48), "micro-batches of impossible sizes: prompt 64 of 48 tokens$"),
+        ("longest", sizes(0, 16, 48), "micro-batches of impossible sizes: prompt 0 to 16 of 48 tokens$"),
+    ],
+)
+def test_micro_batches_of_other_sizes_are_a_mismatch(padding: str, observed: Any, message: str) -> None:
+    with pytest.raises(MismatchError, match=message):
+        check_micro_batches(tiny_cell(padding=padding), observed)

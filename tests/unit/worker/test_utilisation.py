@@ -41,7 +41,7 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
         yield {"state": torch.zeros(4, 2)}
 
 
-def use(policy: Any = None, compute: str = "bfloat16") -> StepUtilisation:
+def step_utilisation(policy: Any = None, compute: str = "bfloat16") -> StepUtilisation:
     return StepUtilisation(policy or Formula(), CPU, accumulation=2, compute=compute)
 
 
@@ -57,7 +57,7 @@ def trained(cell: Cell, folder: Path, steps: int) -> list[dict[str, Any]]:
 def test_it_is_the_flops_of_the_micro_batches_of_a_step_over_time_and_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up peak: none is known for a CPU. Two micro-batches of 4 samples, forward and two gradients: 24e9 FLOPs."""
     monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
-    steps = use()
+    steps = step_utilisation()
     stream = steps.record(batches())
     for _ in range(6):
         assert next(stream)["state"].shape == (4, 2)
@@ -76,7 +76,7 @@ def test_batches_are_released_once_their_flops_are_counted(monkeypatch: pytest.M
             yield batch
             del batch
 
-    steps = use()
+    steps = step_utilisation()
     stream = steps.record(watched())
     for _ in range(2):
         next(stream)
@@ -102,7 +102,7 @@ def test_it_is_unknown_while_steps_leave_out_work_that_the_formula_counts(monkey
 
 def test_it_is_unknown_where_batches_differ_in_shape_and_none_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
-    steps = StepUtilisation(Formula(), CPU, accumulation=1, compute="bfloat16", varies=True)
+    steps = StepUtilisation(Formula(), CPU, accumulation=1, compute="bfloat16", shapes_vary=True)
     stream = batches()
     assert steps.record(stream) is stream
     assert steps.mfu(0.1) == (None, "batches differ in shape from step to step (padding: longest)")
@@ -129,7 +129,7 @@ def test_a_training_knows_it_from_the_step_on_in_which_its_backbone_thaws(
 
 def test_it_is_unknown_for_a_reason_and_batches_pass_unrecorded() -> None:
     stream = batches()
-    steps = use()
+    steps = step_utilisation()
     assert steps.record(stream) is stream
     assert steps.mfu(0.1) == (None, "no peak is known for this cpu")
     frozen = StepUtilisation(Formula(), CPU, accumulation=1, compute="bfloat16", is_partial=lambda: True)
@@ -142,7 +142,7 @@ def test_it_is_unknown_for_a_reason_and_batches_pass_unrecorded() -> None:
 
 def test_a_peak_of_16_bit_products_says_nothing_about_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
-    mfu, reason = use(compute="float32").mfu(0.1)
+    mfu, reason = step_utilisation(compute="float32").mfu(0.1)
     assert mfu is None
     assert reason is not None
     assert "float32" in reason

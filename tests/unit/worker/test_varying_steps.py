@@ -1,4 +1,4 @@
-"""The FLOPs of a cell whose batches differ in shape from step to step are those of its measured steps."""
+"""Sizes of batches and FLOPs of a cell whose batches differ in shape from step to step are those of its measured steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchbox.analysis.invariants import FLOPS_TOLERANCE
+from benchbox.errors import MismatchError
 from benchbox.measure.flops import DEVICE_PEAKS
 from benchbox.measure.phases import ProgressTracker
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
@@ -106,3 +107,42 @@ def test_a_cell_with_full_padding_has_the_flops_of_the_probed_step(robots: DataS
     cell = replace(cell_of(robots), padding="full")
     result, costs = measured(cell, tmp_path), costs_by_step(cell)
     assert {cost.model for cost in costs} == {result["flops"]["model_flops_per_step"]}
+
+
+def sizes_of_measured_steps(cell: Cell) -> dict[str, list[int]]:
+    """Return the cameras and prompt tokens of every micro-batch of the measured steps, from the stream itself."""
+    first = ACCUMULATION * MEASURE.warmup_steps
+    with closing(open_cell_data(cell, build_cell_policy(cell), 0)) as stream:
+        batches = list(islice(stream, first, first + ACCUMULATION * MEASURE.steps))
+    return {
+        "cameras": [batch["images"].shape[2] for batch in batches],
+        "prompt": [batch["prompt_mask"].shape[1] for batch in batches],
+    }
+
+
+@pytest.mark.parametrize("padding", ["full", "longest"])
+def test_the_sizes_of_their_micro_batches_are_observed_beside_those_of_the_spec(
+    padding: str, robots: DataSpec, tmp_path: Path
+) -> None:
+    cell = replace(cell_of(robots), padding=padding)
+    spec = build_cell_policy(cell).batch_spec()
+    observed = measured(cell, tmp_path)["observed"]
+    assert observed["micro_batch_sizes_reason"] is None
+    assert observed["micro_batch_sizes"].keys() == spec.part_sizes.keys()
+    for part, sizes in sizes_of_measured_steps(cell).items():
+        expected = {"smallest": min(sizes), "largest": max(sizes), "spec": spec.part_sizes[part]}
+        assert observed["micro_batch_sizes"][part] == expected
+        assert (expected["smallest"] < expected["spec"]) == (padding == "longest")
+
+
+def test_a_cell_with_full_padding_whose_micro_batches_were_cut_is_a_mismatch_and_the_result_shows_it(
+    robots: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = replace(cell_of(robots), padding="full")
+    monkeypatch.setattr(
+        measuring, "open_cell_data", lambda cell, *arguments: open_cell_data(replace(cell, padding="longest"), *arguments)
+    )
+    with pytest.raises(MismatchError, match="requested padding full, observed micro-batches that were cut: cameras 1"):
+        measured(cell, tmp_path)
+    result = read_json(tmp_path / "rank0.json")
+    assert result["observed"]["micro_batch_sizes"]["cameras"]["smallest"] == 1

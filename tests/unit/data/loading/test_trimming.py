@@ -11,7 +11,10 @@ import torch
 
 from benchbox.data.loading.loader import open_stream
 from benchbox.data.loading.trimming import MULTIPLE, trim
+from benchbox.errors import ConfigurationError
+from benchbox.registry.contracts import CAMERA_DIMS, CAMERA_MASKS
 from tests.support.datasets import write_unequal_robots
+from tests.support.policy_batches import make_batch
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, BatchSpec
@@ -95,6 +98,45 @@ def test_only_what_the_policy_declares_is_cut() -> None:
     assert trimmed["images"].shape[2] == 2
     assert trim([batch], ["cameras"])[0]["prompt_mask"].shape == (1, LENGTH)
     assert trim([batch], ()) == [batch]
+
+
+def test_a_part_without_a_mask_is_real_and_nothing_of_the_micro_batch_is_cut() -> None:
+    """A camera and a text without a mask, in all parts of a micro-batch or in one, may be needed to their ends."""
+    masked = text(3) | cameras([True, False])
+    bare = {name: values for name, values in masked.items() if not name.endswith("_mask")}
+    for parts in ([bare], [masked, bare], [bare, masked]):
+        for part, trimmed in zip(parts, trim(parts, ("cameras", "prompt")), strict=True):
+            assert trimmed.keys() == part.keys()
+            assert all(torch.equal(trimmed[name], values) for name, values in part.items())
+    subgoal = cameras([True, False]) | {"subgoal_images": torch.zeros(1, 2, 3, 2, 2)}
+    assert trim([subgoal], ["cameras"])[0]["images"].shape[2] == 2
+
+
+def test_samples_without_cameras_or_texts_stay_as_they_are() -> None:
+    empty = {"images": torch.zeros(2, 1, 0, 3, 2, 2), "image_mask": torch.zeros(2, 1, 0, dtype=torch.bool)}
+    (trimmed,) = trim([empty], ("cameras", "prompt"))
+    assert trimmed["images"].shape == (2, 1, 0, 3, 2, 2)
+    assert trim([], ("cameras", "prompt")) == []
+    (trimmed,) = trim([text(3)], ("cameras", "prompt"))
+    assert trimmed["prompt_mask"].shape == (1, MULTIPLE)
+
+
+def test_every_key_with_a_column_for_each_camera_is_cut(bare_spec: BatchSpec) -> None:
+    """With a number of cameras that no other dimension has, the columns of a batch are found by their size."""
+    spec = replace(bare_spec, cameras=29, history=2, subgoal=True, future=2)
+    batch = make_batch(spec, 2)
+    for mask in CAMERA_MASKS.values():
+        batch[mask][..., 5:] = False
+    (trimmed,) = trim([batch], ["cameras"])
+    columns = {name: values.shape.index(29) for name, values in batch.items() if 29 in values.shape}
+    assert columns == CAMERA_DIMS
+    assert {name: trimmed[name].shape[dim] for name, dim in columns.items()} == dict.fromkeys(columns, 5)
+
+
+def test_a_policy_with_latents_cannot_declare_its_cameras_because_they_would_not_be_cut(bare_spec: BatchSpec) -> None:
+    with pytest.raises(ConfigurationError, match=r"BatchSpec\.trimmable: has cameras, and latent_shape does not say which"):
+        replace(bare_spec, latent_shape=(2, 3), trimmable=("cameras",))
+    assert replace(bare_spec, latent_shape=(2, 3), trimmable=("prompt",)).trimmable == ("prompt",)
 
 
 @pytest.fixture(scope="module")
