@@ -90,6 +90,12 @@ def test_a_record_of_before_sizes_of_micro_batches_were_observed_is_valid(record
     assert verify_records([record]).violations == ()
 
 
+def test_unknown_sizes_of_micro_batches_are_valid_with_a_reason(records):
+    record = deepcopy(records["ddp"])
+    record["observed"] |= {"micro_batch_sizes": [None, None], "micro_batch_sizes_reason": "the policy generates its batches"}
+    assert verify_records([record]).violations == ()
+
+
 def path_of(run, backend="ddp", launch=1):
     cell_id = next(cell_id for cell_id, cell in run.run().cells.items() if cell["backend"] == backend)
     return run.record_path(cell_id, launch)

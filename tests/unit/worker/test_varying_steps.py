@@ -146,3 +146,10 @@ def test_a_cell_with_full_padding_whose_micro_batches_were_cut_is_a_mismatch_and
         measured(cell, tmp_path)
     result = read_json(tmp_path / "rank0.json")
     assert result["observed"]["micro_batch_sizes"]["cameras"]["smallest"] == 1
+
+
+def test_sizes_are_unknown_for_a_policy_that_generates_its_batches(tmp_path: Path) -> None:
+    cell = cell_of(DataSpec(kind="synthetic", workers=0), policy="hf:qwen3", attention="native", padding="full")
+    observed = measured(cell, tmp_path)["observed"]
+    assert observed["micro_batch_sizes"] is None
+    assert observed["micro_batch_sizes_reason"] == "the policy generates its batches, and no spec says how large they are"
