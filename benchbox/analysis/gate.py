@@ -160,11 +160,10 @@ def _largest_batch_rows(
         if not (batches := walks.get(resolved_point(subject.cell))):
             continue
         largest, at_most = max(batches), walk["at_most"]
-        expected = f">= {largest} (baseline)"
-        if at_most is not None and at_most < largest:
-            largest, expected = at_most, f">= {at_most} (at_most; baseline {largest})"
+        demanded = largest if at_most is None else min(largest, at_most)
+        expected = f">= {demanded} (baseline)" if demanded == largest else f">= {demanded} (at_most; baseline {largest})"
         actual = "none" if result.largest is None else str(subject.cell["batch"])
-        verdict: GateVerdict = "ok" if result.largest is not None and subject.cell["batch"] >= largest else "breach"
+        verdict: GateVerdict = "ok" if result.largest is not None and subject.cell["batch"] >= demanded else "breach"
         note = result.reason if verdict == "breach" else None
         if result.outcome == "unfinished":
             actual, verdict, note = f"{actual} so far", "missing", result.reason
