@@ -139,10 +139,20 @@ def compare_runs(
             continue
         assert before is not None
         assert after is not None
-        if of_walk := before.of_walk or after.of_walk:
+        raw, of_walk = (before, after), before.of_walk or after.of_walk
+        if of_walk:
             before, after = without_search(before), without_search(after)
         for metric in named:
-            change, sides = _change(cell_id, text, metric, before, after, refusal, relevant, of_walk=of_walk)
+            change, sides = _change(
+                cell_id,
+                text,
+                metric,
+                before,
+                after,
+                refusal,
+                relevant,
+                is_searched=of_walk and all(side.by_launch.get(metric.name) for side in raw),
+            )
             if change is None:
                 continue
             if sides is not None:
@@ -199,7 +209,7 @@ def _change(
     refusal: str | None,
     relevant: float,
     *,
-    of_walk: bool,
+    is_searched: bool,
 ) -> tuple[Change | None, _Sides | None]:
     """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better."""
     old, new = (figures.values.get(metric.name) for figures in (before, after))
@@ -215,7 +225,7 @@ def _change(
     if refusal is not None:
         return replace(change, verdict="incomparable", reason=refusal), None
     launches = [figures.by_launch.get(metric.name) or {} for figures in (before, after)]
-    if has_noise(metric) and of_walk and not all(launches):
+    if has_noise(metric) and is_searched and not all(launches):
         return replace(change, verdict="inconclusive", reason=_ONLY_SEARCHED), None
     if has_noise(metric) and not all(launches):
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None

@@ -70,7 +70,7 @@ class MatrixRun:
         most = self.measure
         if self.auto and self.run.sequential:
             most = replace(most, launches=max(self.run.sequential["looks"]))
-        chosen = self.launches if self.matrix.search else launches_of(self.selected, most)
+        chosen = launches_of(self.selected, most) if self.auto and not self.matrix.search else self.launches
         pending = pending_launches(chosen, self.measure, self.store, self.matrix.policy_dirs, fresh=fresh)
         if not self.matrix.search:
             return pending

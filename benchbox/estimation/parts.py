@@ -62,7 +62,8 @@ def smallest_share(policy: Any, batch: Batch, present: Parts | None) -> float | 
         with fixed_parts(policy, parts):
             return total_cost(training_cost(policy.work(batch))).hardware
 
-    return min(1.0, flops(frozenset()) / flops(present))
+    whole = flops(present)
+    return min(1.0, flops(frozenset()) / whole) if whole else None
 
 
 @contextmanager

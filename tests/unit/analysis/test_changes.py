@@ -270,3 +270,17 @@ def test_the_peak_of_a_batch_of_a_walk_is_that_of_all_its_launches():
     walks = [figures_of_walk(records, name="walk") for records in (base, head)]
     (peak,) = compare_runs(*walks, metric_names=("peak_allocated_bytes",)).changes
     assert (peak.verdict, peak.ratio) == ("regression", 2)
+
+
+def test_a_walk_is_compared_with_a_baseline_that_has_unknown_metrics_or_no_launches():
+    base, head = (steady_records(step_s=STEP_S, launches=6, started=day) for day in ("2025-12-31", "2026-01-01"))
+    run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 6})
+    baseline = make_baseline(run, summarize(run, base), "machine")
+    values = baseline.cells[CELL.cell_id]["values"]
+    values["their_metric"] = values["global_samples_per_s"]
+    walk = figures_of_walk(head, name="head")
+    (change,) = compare_runs(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT).changes
+    assert change.launches == (5, 5)
+    values["global_samples_per_s"] = {**values["global_samples_per_s"], "by_launch": {}}
+    (change,) = compare_runs(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT).changes
+    assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchbox.analysis.sequential import criteria_of
@@ -152,7 +154,7 @@ def test_tests_of_outdated_launches_are_forgotten(tmp_path, monkeypatch):
     assert RunStore(tmp_path / "run").run().earlier_tests == []
 
 
-def test_launches_that_are_not_complete_were_no_test(tmp_path, monkeypatch):
+def test_launches_that_are_too_few_of_a_cell_were_no_test(tmp_path, monkeypatch):
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
     (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
     command, store = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches"), RunStore(tmp_path / "run")
@@ -160,3 +162,27 @@ def test_launches_that_are_not_complete_were_no_test(tmp_path, monkeypatch):
     store.remove_record(store.stored_launches()[-1][0], 5)
     run_in_process(*command, "6", cwd=tmp_path)
     assert store.run().earlier_tests == []
+
+
+def test_a_dry_run_counts_no_launches_beyond_the_look(tmp_path, monkeypatch):
+    _, command = looked_at(tmp_path, monkeypatch)
+    dry = run_in_process(*command[:-1], "--launches", "9", "--dry-run", cwd=tmp_path)
+    assert "14 launches are done" in dry.stdout, dry.stdout + dry.stderr
+    assert "would run" not in dry.stdout or "0 would run" in dry.stdout, dry.stdout
+
+
+def test_a_policy_of_an_earlier_plan_may_be_gone(tmp_path, monkeypatch):
+    store, command = looked_at(tmp_path, monkeypatch)
+    run = store.run()
+    store.write_run(replace(run, cells={id_: {**cell, "policy": "gone"} for id_, cell in run.cells.items()}))
+    again = run_in_process(*command, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_pairs_that_were_tested_without_the_cells_that_were_not_selected_were_tested(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2, fsdp2"))
+    command = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--only", "backend!=fsdp2", "--launches")
+    for launches in ("6", "7"):
+        run_in_process(*command, launches, cwd=tmp_path)
+    assert RunStore(tmp_path / "run").run().earlier_tests == [6]

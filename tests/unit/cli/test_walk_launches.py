@@ -326,9 +326,20 @@ def test_a_fastest_batch_is_not_repeated_beyond_the_look_that_judges_it(tmp_path
 
 
 @pytest.mark.parametrize(("launches", "tests"), [(5, []), (6, [6])])
-def test_the_launch_that_chose_a_batch_is_no_part_of_an_earlier_test(tmp_path, launches, tests):
-    """Five launches can settle a pair."""
-    machine = Machine(tmp_path, lambda _: 6, measure=replace(MEASURE, launches=launches), predicted=6)
+def test_two_walks_are_one_pair_of_an_earlier_test_whatever_batches_they_tried(tmp_path, launches, tests):
+    """Five launches after the search settle a pair, and would not settle one for each batch."""
+    backends = [replace(START, backend=name) for name in ("fsdp1_full", "zero2")]
+    machine = Machine(tmp_path, lambda _: 6, backends, replace(MEASURE, launches=launches), predicted=6, fastest=6)
     machine.run()
     later = replace(machine.open().run, measure=asdict(replace(machine.measure, launches=9)))
     assert follow_earlier_plan(later, machine.store, machine.measure, ()).earlier_tests == tests
+
+
+def test_a_search_for_looks_that_was_interrupted_leaves_no_look_to_keep(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, measure=replace(MEASURE, launches=1), predicted=6)
+    machine.run()
+    sequential = {"looks": [8, 11], "resolution": 0.02, "launches": {}, "settled": {}}
+    machine.store.write_run(replace(machine.store.run(), sequential=sequential))
+    later = replace(machine.open().run, measure=asdict(replace(machine.measure, launches=9)))
+    followed = follow_earlier_plan(later, machine.store, machine.measure, ())
+    assert (followed.sequential, followed.launches) == (None, 9)
