@@ -77,10 +77,12 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     if mixed := mixed_environment(record for summary in summaries for record in summary.records):
         raise ThresholdError(f"{'; '.join(mixed.values())}: measure all anew, `benchbox run {run.matrix_file} --fresh`")
     summaries = [summary for summary in summaries if not summary.beyond_memory]
+    searched = run.cells_of_walks
     cells = {
         summary.cell_id: {
             "cell": dict(summary.cell),
             "values": {name: _values(summary, name, spread) for name, spread in summary.values.items()},
+            "of_walk": summary.cell_id in searched,
         }
         for summary in summaries
     }

@@ -54,7 +54,7 @@ def compare_run(
     if not run.reference:
         return RunComparisons(cells={}, walks=())
     fields, obstacle = reference_axis(run.reference, run.matrix.get("axes") or {})
-    searched = {cell_id for walk in run.walks for cell_id in walk["cells"]}
+    searched = run.cells_of_walks
     pairs = pairs_with_reference(summaries, run.reference)
     measured = [pair for pair in pairs if not _is_search(pair, searched)]
     walks = _pairs_of_walks(results, run.reference)

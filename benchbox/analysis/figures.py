@@ -46,7 +46,7 @@ class RunFigures:
 def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunFigures:
     """Return the figures of a run. Metrics are those of launches that ended ok."""
     numeric = [metric for metric in metrics().values() if metric.is_number]
-    searched = {cell_id for walk in run.walks for cell_id in walk["cells"]}
+    searched = run.cells_of_walks
     cells = {}
     for summary in summarize(run, records):
         error = summary.error
@@ -94,7 +94,14 @@ def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
             for metric, value in entry["values"].items()
         }
         by_launch = {metric: baseline.by_launch(cell_id, metric) for metric in values}
-        cells[cell_id] = CellFigures(cell=entry["cell"], status="ok", reason=None, values=values, by_launch=by_launch)
+        cells[cell_id] = CellFigures(
+            cell=entry["cell"],
+            status="ok",
+            reason=None,
+            values=values,
+            by_launch=by_launch,
+            of_walk=baseline.is_of_walk(cell_id),
+        )
     return RunFigures(
         name=name,
         matrix=baseline.matrix,

@@ -86,6 +86,7 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
         if "max_regression" in threshold and has_noise(metric_by_name(threshold["metric"]))
     )
     judge = partial(judge_regression, lookup=lookup, demands=max(1, demands))
+    judge_batch = partial(judge_regression, lookup=lookup, demands=max(1, demands), of_walk=True)
     judge_fastest = partial(judge_fastest_batch, lookup=lookup, demands=max(1, demands), walks=walks, measure=run.measure)
     searched = {summary.cell_id: result for result in results for summary in result.batches}
     today = datetime.now(UTC).date().isoformat()
@@ -94,9 +95,10 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
         for subject in selected:
             if isinstance(subject, Certificate):
                 added = _fastest_batch_rows(threshold, subject, fields, judge_fastest)
+            elif walk := searched.get(subject.cell_id):
+                added = _batch_rows(threshold, subject, walk, fields, judge_batch)
             else:
-                walk = searched.get(subject.cell_id)
-                added = (_with_remedy(row, walk) for row in _demand_rows(threshold, subject, fields, judge))
+                added = _demand_rows(threshold, subject, fields, judge)
             demanded += (_excused(row, threshold, today) for row in added)
         rows += (replace(row, threshold=index) for row in demanded)
     # A threshold that repeats the demand of a state row adds nothing.
@@ -241,12 +243,24 @@ def _fastest_batch_rows(
     if result.fastest is None or result.outcome not in ("complete", "capped"):
         yield _row(result.batches[0], fields, metric.name, "a walk that has ended", result.outcome, "missing", result.reason)
         return
-    yield from _demand_rows(threshold, repeats(result.fastest), fields, judge)
+    yield from _demand_rows(threshold, _judged(result.fastest, metric), fields, judge)
 
 
-def _with_remedy(row: GateRow, walk: Certificate | None) -> GateRow:
+def _batch_rows(
+    threshold: Mapping[str, Any], summary: CellSummary, walk: Certificate, fields: Sequence[str], judge: _Judge
+) -> Iterator[GateRow]:
+    for row in _demand_rows(threshold, _judged(summary, metric_by_name(threshold["metric"])), fields, judge):
+        yield _with_remedy(row, walk)
+
+
+def _judged(summary: CellSummary, metric: Metric) -> CellSummary:
+    """Return a batch of a walk by the launches that are judged: without the one that searched, where chance may have chosen."""
+    return repeats(summary) if has_noise(metric) else summary
+
+
+def _with_remedy(row: GateRow, walk: Certificate) -> GateRow:
     """Return a row on a batch of a walk; of one that launches cannot settle because none repeat it, with what can be asked."""
-    if row.verdict != "inconclusive" or walk is None or walk.fastest is None or row.cell_id == walk.fastest.cell_id:
+    if row.verdict != "inconclusive" or walk.fastest is None or row.cell_id == walk.fastest.cell_id:
         return row
     batch = walk.fastest.cell["batch"]
     return replace(

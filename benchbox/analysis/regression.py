@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +63,7 @@ class _Side:
 
 
 def judge_regression(
-    summary: CellSummary, metric: Metric, allowed: float, lookup: BaselineLookup, *, demands: int
+    summary: CellSummary, metric: Metric, allowed: float, lookup: BaselineLookup, *, demands: int, of_walk: bool = False
 ) -> RegressionJudgement:
     """Judge whether a metric of a cell is within `allowed`, such as 0.05, of the baseline in the worse direction.
 
@@ -74,19 +74,24 @@ def judge_regression(
         summary: a cell in which the metric has a value.
         demands: number of demands with noise in this gate. If nothing has changed, any breach has a probability of at most
             `ALPHA`, apart from a drift of the machine between the baseline and the run that its noise floor does not contain.
+        of_walk: a batch of a walk, by its `repeats` if the metric has noise. The launch that searched is judged on neither
+            side: it favours whatever chance made fast.
     """
     spread = summary.values[metric.name]
     assert spread is not None
-    ours = _Side(value=spread.value, by_launch=summary.by_launch(metric))
+    launches = summary.by_launch(metric)
+    ours = _Side(value=spread.value, by_launch=_without_first(launches) if of_walk else launches)
     if lookup.baseline is None:
         return _not_compared(ours, metric, allowed, lookup.remedy)
     base = lookup.baseline.value(summary.cell_id, metric.name)
     if base is None:
         return _not_compared(ours, metric, allowed, _NOT_IN_BASELINE)
-    theirs = _Side(value=base, by_launch=lookup.baseline.by_launch(summary.cell_id, metric.name))
-    if not theirs.by_launch and has_noise(metric):
+    values = lookup.baseline.by_launch(summary.cell_id, metric.name)
+    if not values and has_noise(metric):
         return _not_compared(ours, metric, allowed, _NO_LAUNCHES)
-    return _judge(ours, theirs, metric, allowed, lookup, demands=demands)
+    is_searched = of_walk or lookup.baseline.is_of_walk(summary.cell_id)
+    theirs = _repeated_side(base, values, metric) if is_searched else _Side(value=base, by_launch=values)
+    return _judge(ours, theirs, metric, allowed, lookup, demands=demands, of_walk=is_searched)
 
 
 def judge_fastest_batch(
@@ -104,7 +109,7 @@ def judge_fastest_batch(
     On both sides the launch that chose the batch is left out: it favours whatever chance made fast.
 
     Args:
-        fastest: the batch by its `repeats`, in which the metric has a value.
+        fastest: the batch, by its `repeats` if the metric has noise, in which the metric has a value.
         walks: those of the baseline, as `baseline_walks` returns them.
         measure: of the run, whose memory limit must be that of the baseline.
     """
@@ -121,12 +126,20 @@ def judge_fastest_batch(
     batch = fastest_batch(lookup.baseline, batches)
     if batch is None:
         return _not_compared(ours, metric, allowed, _NO_LAUNCHES)
+    base = lookup.baseline.value(batches[batch], metric.name)
     values = lookup.baseline.by_launch(batches[batch], metric.name)
-    if not values:
+    if base is None or not values:
         return _not_compared(ours, metric, allowed, _NOT_IN_BASELINE)
-    judged = _without_first(values)
-    theirs = _Side(value=median((judged or values).values()), by_launch=judged, batch=batch)
+    theirs = replace(_repeated_side(base, values, metric), batch=batch)
     return _judge(ours, theirs, metric, allowed, lookup, demands=demands, of_walk=True)
+
+
+def _repeated_side(value: float, launches: Mapping[int, float], metric: Metric) -> _Side:
+    """Return a batch of a walk of the baseline by the launches that did not search, where the metric has noise."""
+    if not has_noise(metric):
+        return _Side(value=value, by_launch=launches)
+    judged = _without_first(launches)
+    return _Side(value=median((judged or launches).values()), by_launch=judged)
 
 
 def _without_first(launches: Mapping[int, float]) -> dict[int, float]:

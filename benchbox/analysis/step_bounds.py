@@ -38,11 +38,8 @@ class StepBounds:
     @property
     def note(self) -> str:
         """Sentences on what was not measured for the bounds, and on how many cells have none and why."""
-        sentences = []
-        if any(bound.lacks_links for bound in self.by_cell.values()):
-            sentences.append(
-                "The step time of several ranks is that of computation alone: benchbox doctor --links measures their links."
-            )
+        alone = dict.fromkeys(bound.computation_alone for bound in self.by_cell.values() if bound.computation_alone)
+        sentences = [f"The step time of several ranks is that of computation alone: {reason}." for reason in alone]
         if self.reasons:
             counts = Counter(self.reasons.values()).most_common()
             texts = (f"{count} cell{'' if count == 1 else 's'} ({reason})" for reason, count in counts)

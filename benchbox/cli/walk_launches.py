@@ -128,7 +128,7 @@ class WalkLaunches:
     _fixed: set[str] = field(init=False)  # ids of the cells that are in no walk
 
     def __post_init__(self) -> None:
-        self._fixed = set(self.run.cells) - {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
+        self._fixed = set(self.run.cells) - self.run.cells_of_walks
 
     def predict(self, console: "Console") -> None:
         """Predict the largest batch of every selected walk that has not ended and has no prediction."""
@@ -183,7 +183,7 @@ class WalkLaunches:
             if repeats:
                 console.print("the fastest batch of each walk again")
                 summary = summary.followed_by(launch(repeats))
-        walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
+        walked = self.run.cells_of_walks
         summary.failed_cells -= {cell_id for cell_id in summary.failed_cells & walked if self._status(cell_id) == "oom"}
         if not summary.has_ended:
             summary.failed_cells |= self.without_fit()
@@ -208,7 +208,7 @@ class WalkLaunches:
     def _statuses(self) -> dict[str, str]:
         """Return how launches ended, by cell: those that need not be repeated, and those of this object."""
         selected = {cell_id for walk in self._selected_walks() for cell_id in walk["cells"]}
-        others = {cell_id for walk in self.run.walks for cell_id in walk["cells"]} - selected
+        others = self.run.cells_of_walks - selected
         valid = set(self._attempted)
         for cells, fresh in ((selected, self.fresh), (others, False)):
             launches = [(self._cell(cell_id), 1) for cell_id in cells]
@@ -255,7 +255,7 @@ class WalkLaunches:
         valid = self._statuses()
         for walk in self._selected_walks():
             walk["cells"] = [cell_id for cell_id in walk["cells"] if cell_id in valid or cell_id == walk["cells"][0]]
-        dropped = set(self.run.cells) - {cell_id for walk in self.run.walks for cell_id in walk["cells"]} - self._fixed
+        dropped = set(self.run.cells) - self.run.cells_of_walks - self._fixed
         self.run = replace(self.run, cells={key: cell for key, cell in self.run.cells.items() if key not in dropped})
 
     def _add_cells(self, cells: "Sequence[Cell]") -> None:

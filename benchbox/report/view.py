@@ -249,7 +249,7 @@ def _comparable(run: Run, compared: RunComparisons) -> list[Comparison]:
 
     Batches that one of two walks did not try, or that do not fit, are left out: they are no failures.
     """
-    walked = {cell_id for walk in run.walks for cell_id in walk["cells"]}
+    walked = run.cells_of_walks
     return [
         comparison
         for cell_id, comparison in compared.cells.items()

@@ -27,6 +27,7 @@ class _Value(TypedDict):
 class _BaselineCell(TypedDict):
     cell: dict[str, Any]
     values: dict[str, _Value | None]
+    of_walk: NotRequired[bool]  # a batch of a walk: its first launch searched
 
 
 class _BaselineFile(TypedDict, total=False):
@@ -44,8 +45,8 @@ class _BaselineFile(TypedDict, total=False):
 class Baseline:
     """Metric values of a run.
 
-    `cells` maps a cell id to its `cell` and `values`: metric -> {value, low, high, launches, by_launch}. Baselines of earlier
-    versions lack `by_launch` and `started_at`, the times at which the launches started.
+    `cells` maps a cell id to its `cell`, `values`: metric -> {value, low, high, launches, by_launch}, and whether it
+    is `of_walk`. Baselines of earlier versions lack that, `by_launch` and `started_at`, when the launches started.
     """
 
     machine: str
@@ -61,6 +62,10 @@ class Baseline:
         """Return the values of a metric by number of the launch; empty when the baseline does not have them."""
         entry = (self.cells.get(cell_id) or {}).get("values", {}).get(metric) or {}
         return {int(number): float(value) for number, value in entry.get("by_launch", {}).items()}
+
+    def is_of_walk(self, cell_id: str) -> bool:
+        """Return whether a cell is known to be a batch of a walk, whose first launch searched."""
+        return bool((self.cells.get(cell_id) or {}).get("of_walk"))
 
     def value(self, cell_id: str, metric: str) -> float | None:
         """Return a metric of a cell, None when the baseline does not have it."""

@@ -108,6 +108,11 @@ class Run:
         """Number of launches planned for every cell; with `sequential`, those of the last look that was reached."""
         return int(self.measure["launches"])
 
+    @property
+    def cells_of_walks(self) -> set[str]:
+        """Ids of the batches that walks have come to: the first launch of each searched."""
+        return {cell_id for walk in self.walks for cell_id in walk["cells"]}
+
     def planned_launches(self) -> dict[str, int]:
         """Return the number of launches planned for every cell: one for a batch of a walk, unless it is its fastest.
 

@@ -17,12 +17,15 @@ _SOURCE = "benchbox doctor --peaks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBound:
-    """Lower bound of the time of a step, what sets it, and the relative uncertainty of the rates that it was computed from."""
+    """Lower bound of the time of a step, what sets it, and the relative uncertainty of the rates that it was computed from.
+
+    `computation_alone` is why what several ranks communicate is left out; None where it is part of the bound.
+    """
 
     seconds: float
     limit: Literal["computation", "communication"]
     uncertainty: float
-    lacks_links: bool = False  # what several ranks communicate is left out
+    computation_alone: str | None = None
 
 
 def bound_step(estimate: Estimate, dtype: str, peaks: MeasuredPeaks, link: MeasuredLink | None) -> StepBound | str:
@@ -42,14 +45,28 @@ def bound_step(estimate: Estimate, dtype: str, peaks: MeasuredPeaks, link: Measu
     device = Device(name=peaks.group, flops_per_s=products["per_s"], bytes_per_s=memory["per_s"], source=_SOURCE)
     smallest = replace(estimate, model_flops=estimate.smallest_step_flops, recomputed_flops=0)
     compute_s = smallest.compute_time_s(device)
-    lacks_links = link is None and estimate.world_size > 1
-    seconds = compute_s if lacks_links else smallest.step_time_s(device, link)[0]
+    reason = _computation_alone(estimate, link)
+    seconds = compute_s if reason else smallest.step_time_s(device, link)[0]
     if not seconds:
         return "the prediction has neither FLOPs nor bytes that take time"
-    if link is not None and seconds > compute_s:
+    if seconds > compute_s:
+        assert link is not None
         return StepBound(seconds=seconds, limit="communication", uncertainty=link.error)
     uncertainty = max(products["spread"], memory["spread"])
-    return StepBound(seconds=seconds, limit="computation", uncertainty=uncertainty, lacks_links=lacks_links)
+    return StepBound(seconds=seconds, limit="computation", uncertainty=uncertainty, computation_alone=reason)
+
+
+def _computation_alone(estimate: Estimate, link: MeasuredLink | None) -> str | None:
+    if estimate.world_size == 1:
+        return None
+    if link is None:
+        return "benchbox doctor --links measures their links"
+    # DDP reduces all gradients in every step. Sharded parameters are gathered where their layer runs: some layers may not run.
+    assert estimate.smallest_step_flops is not None
+    is_smaller = estimate.smallest_step_flops < estimate.model_flops + estimate.recomputed_flops
+    if is_smaller and not set(estimate.collectives) <= {"all_reduce", "broadcast"}:
+        return "steps without optional parts may need fewer collectives than the predicted one"
+    return None
 
 
 def _fastest_products(peaks: MeasuredPeaks, dtype: str) -> MeasuredRate | str:

@@ -255,6 +255,17 @@ def test_the_launch_that_searched_is_no_part_of_a_comparison_of_walks():
     assert change.launches == (5, 5), "of a matrix without walks too, so that both sides have the same rounds"
 
 
+def test_two_baselines_of_walks_are_compared_without_the_launches_that_searched():
+    sides = []
+    for day in ("2025-12-31", "2026-01-01"):
+        records = steady_records(step_s=STEP_S, launches=6, started=day)
+        walk = {"cells": [CELL.cell_id], "fastest": CELL.cell_id, "at_most": None, "predicted_batch": None}
+        run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 6}, walks=[walk])
+        sides.append(figures_of_baseline(day, make_baseline(run, summarize(run, records), "machine")))
+    (change,) = compare_runs(*sides, metric_names=THROUGHPUT).changes
+    assert change.launches == (5, 5)
+
+
 def test_launches_that_only_searched_settle_nothing_and_peaks_are_compared_all_the_same():
     base, head = (steady_records(step_s=STEP_S, launches=1, started=day) for day in ("2025-12-31", "2026-01-01"))
     walks = [figures_of_walk(records, name="walk", fastest=False) for records in (base, head)]

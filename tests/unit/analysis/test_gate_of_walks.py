@@ -55,6 +55,12 @@ def judge(machine: Machine, baseline: Baseline | None, **changes):
     return [row for row in rows if row.verdict != "ok" or row.metric == "largest batch"]
 
 
+def judge_all(machine: Machine, baseline: Baseline, demand: dict[str, object]):
+    """Return all rows of a gate with one threshold."""
+    run = replace(machine.store.run(), thresholds=[demand])
+    return gate(run, summarize(run, machine.store.records()), BaselineLookup(baseline, None))
+
+
 def test_a_largest_batch_that_has_become_smaller_is_a_breach_whatever_batches_were_tried(before, today):
     """Batch 20 is not launched today: theory begins at 12, and 13 runs out of memory."""
     baseline = baseline_of(before)
@@ -262,15 +268,9 @@ def test_the_launch_that_chose_the_fastest_batch_is_not_judged(before, today):
     """It was fast by chance, in the baseline by a factor of three."""
     before.measure = today.measure = replace(LIMITED, launches=6)
     before.run()
-    store = before.store
-    record = store.record(replace(START, batch=20).cell_id, 1)
-    record["throughput"]["global_samples_per_s"] *= 3
-    store.write_record(record)
-    baseline = baseline_of(before)
+    faster_search(before, 20)
     today.run()
-    run = replace(today.store.run(), thresholds=[FASTEST])
-    rows = gate(run, summarize(run, today.store.records()), BaselineLookup(baseline, None))
-    (row,) = (row for row in rows if row.metric == "global_samples_per_s")
+    (row,) = (row for row in judge_all(today, baseline_of(before), FASTEST) if row.metric == "global_samples_per_s")
     assert (row.verdict, "(0.0% worse, " in row.actual) == ("ok", True), row.actual
 
 
@@ -345,7 +345,7 @@ def test_a_baseline_with_a_malformed_cell_is_refused_with_its_id(before, today):
 
 def test_a_demand_on_a_batch_that_is_not_repeated_says_which_one_is(before, today):
     """Batch 2 is launched once by every run, so that more launches of the run are no remedy."""
-    before.measure = today.measure = replace(LIMITED, launches=6)
+    before.measure = today.measure = replace(LIMITED, launches=7)
     baseline = baseline_of(before)
     today.run()
     demand = {"metric": "global_samples_per_s", "where": {}, "max_regression": 0.25}
@@ -356,10 +356,75 @@ def test_a_demand_on_a_batch_that_is_not_repeated_says_which_one_is(before, toda
     }
 
 
-def test_a_demand_on_the_batch_that_is_repeated_says_how_many_launches_settle_it(before, today):
-    before.measure = today.measure = replace(LIMITED, launches=2)
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_demand_on_the_batch_that_is_repeated_says_how_many_launches_settle_it(before, today, launches):
+    before.measure = today.measure = replace(LIMITED, launches=launches)
     baseline = baseline_of(before)
     today.run()
     demand = {"metric": "global_samples_per_s", "where": {"batch": 20}, "max_regression": 0.25}
     (row,) = (row for row in judge(today, baseline, thresholds=[demand]) if row.metric == "global_samples_per_s")
-    assert row.note == "2 and 2 launches cannot settle it: 5 of the run and of the baseline can"
+    assert row.note == (
+        f"{launches - 1} and {launches - 1} launches after the one that chose the batch cannot settle it: "
+        "5 can, `--launches 6` of the run and of the baseline"
+    )
+
+
+def faster_search(machine: Machine, batch: int) -> None:
+    """Make the launch that searched at a batch three times as fast, which chance might."""
+    record = machine.store.record(replace(START, batch=batch).cell_id, 1)
+    record["throughput"]["global_samples_per_s"] *= 3
+    machine.store.write_record(record)
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["baseline", "older-baseline"])
+@pytest.mark.parametrize("side", ["before", "today"])
+def test_the_launch_that_searched_is_not_judged_where_a_demand_names_the_batch(before, today, side, is_older):
+    before.measure = today.measure = replace(LIMITED, launches=6)
+    before.run()
+    today.run()
+    faster_search({"before": before, "today": today}[side], 20)
+    demand = {"metric": "global_samples_per_s", "where": {"batch": 20}, "max_regression": 0.25}
+    baseline = baseline_of(before)
+    for entry in baseline.cells.values() if is_older else ():
+        del entry["of_walk"]
+    (row,) = (row for row in judge_all(today, baseline, demand) if row.metric == "global_samples_per_s")
+    assert (row.verdict, "(0.0% worse, " in row.actual) == ("ok", True), row.actual
+
+
+def test_a_limit_on_a_batch_that_is_named_is_judged_on_the_launches_that_did_not_choose_it(today):
+    today.measure = replace(LIMITED, launches=2)
+    today.run()
+    faster_search(today, 20)
+    second = today.store.record(replace(START, batch=20).cell_id, 2)["throughput"]["global_samples_per_s"]
+    demand = {"metric": "global_samples_per_s", "where": {"batch": 20}, "expect": second}
+    assert judge(today, None, thresholds=[demand]) == []
+
+
+@pytest.mark.parametrize("batch", [20, "fastest"])
+@pytest.mark.parametrize("sides", [("today",), ("before", "today")])
+def test_a_peak_of_a_batch_of_a_walk_is_that_of_all_launches(before, today, batch, sides):
+    """The launch that searched had the highest one: chance does not choose peaks."""
+    before.measure = today.measure = replace(LIMITED, launches=2)
+    before.run()
+    today.run()
+    for side in sides:
+        store = {"before": before, "today": today}[side].store
+        record = store.record(replace(START, batch=20).cell_id, 1)
+        record["memory"]["worst"]["allocated_peak_bytes"] *= 2
+        store.write_record(record)
+    demand = {"metric": "peak_allocated_bytes", "where": {"batch": batch}, "max_regression": 0.05}
+    (row,) = (row for row in judge_all(today, baseline_of(before), demand) if row.metric == "peak_allocated_bytes")
+    assert row.verdict == ("ok" if "before" in sides else "breach"), row
+
+
+def test_a_cell_that_was_a_batch_of_a_walk_in_the_baseline_only_is_judged_without_the_launch_that_searched_there(before):
+    before.measure = replace(LIMITED, launches=6)
+    before.run()
+    faster_search(before, 20)
+    cell = replace(START, batch=20)
+    demand = {"metric": "global_samples_per_s", "where": {}, "max_regression": 0.25}
+    run = example_run([cell], thresholds=[demand], measure=before.store.run().measure | {"launches": 5})
+    records = [before.store.record(cell.cell_id, launch) | {"launch": launch - 1} for launch in range(2, 7)]
+    rows = gate(run, summarize(run, records), BaselineLookup(baseline_of(before), None))
+    (row,) = (row for row in rows if row.metric == "global_samples_per_s")
+    assert (row.verdict, "(0.0% worse, " in row.actual) == ("ok", True), row

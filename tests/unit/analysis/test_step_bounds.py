@@ -60,7 +60,7 @@ def prediction(record: Any, **changes: Any) -> Any:
     """Return a prediction of 50 ms of computation."""
     work = {"smallest_step_flops": FLOPS, "optimizer_bytes": OPTIMIZER_BYTES}
     by_ranks = {"collectives_by_ranks": {"2": record["collectives"]}}
-    return prediction_of(record, **({} if record["cell"]["world_size"] == 1 else by_ranks), **{**work, **changes})
+    return prediction_of(record, **{**({} if record["cell"]["world_size"] == 1 else by_ranks), **work, **changes})
 
 
 def step_time(
@@ -116,6 +116,19 @@ def test_a_step_takes_at_least_its_collectives_on_the_measured_links() -> None:
     entry = step_time([record_of()], links=made_up_links(bytes_per_s=1e5))
     assert entry.predicted == pytest.approx(5e-3 + 2 * 8004 / 1e5)
     assert entry.residual.startswith("1.3 times the bound of communication: ")
+
+
+def test_collectives_bound_no_step_that_may_lack_layers_which_communicate() -> None:
+    """Steps without optional parts gather fewer parameters; DDP reduces all gradients in every step."""
+    slow = made_up_links(bytes_per_s=1e4)
+    sharded = report_of(record_of(), peaks={GROUP: made_up_peaks()}, links={"gloo": slow}, model_flops=FLOPS + 1)
+    assert [row[2] for row in rows_of_steps(sharded)] == ["50.00 ms"]
+    assert sharded.theory is not None
+    reason = "steps without optional parts may need fewer collectives than the predicted one"
+    assert f"The step time of several ranks is that of computation alone: {reason}." in sharded.theory.note
+    reduced = {"2": {"all_reduce": {"count": 3, "bytes": 8004}, "broadcast": {"count": 1, "bytes": 1000}}}
+    work = {"model_flops": FLOPS + 1, "collectives": reduced["2"], "collectives_by_ranks": reduced}
+    assert "bound of communication" in step_time([record_of()], links=slow, **work).residual
 
 
 def test_without_links_the_bound_is_that_of_computation_and_the_note_names_the_command() -> None:
