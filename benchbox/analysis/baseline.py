@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
+from benchbox.analysis.certificates import certificates
 from benchbox.analysis.comparability import (
     environment_differences,
     latest_environment,
@@ -63,8 +64,8 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     """Return the baseline of a run in which every planned launch ended ok.
 
     Raises:
-        ThresholdError: a cell failed or is missing: a baseline with holes would make later failures look expected. Or launches
-            were not all measured with the same versions.
+        ThresholdError: a cell failed or is missing, or a walk has not ended: a baseline with holes would make later
+            failures look expected. Or launches were not all measured with the same versions.
     """
     holes = [summary for summary in summaries if not summary.complete]
     if holes or not summaries:
@@ -74,6 +75,11 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
             f"a baseline needs a complete run, and {len(holes)} of {len(summaries)} cells are not ok in all "
             f"{run.launches} launches{example}"
         )
+    for result in certificates(run, summaries):
+        if result.outcome == "unfinished":
+            others = [field for field in varying_fields(summary.cell for summary in summaries) if field != "batch"]
+            cell = label(result.batches[0].cell, others)
+            raise ThresholdError(f"a baseline needs walks that have ended: {cell}: {result.reason}")
     if mixed := mixed_environment(record for summary in summaries for record in summary.records):
         raise ThresholdError(f"{'; '.join(mixed.values())}: measure all anew, `benchbox run {run.matrix_file} --fresh`")
     summaries = [summary for summary in summaries if not summary.beyond_memory]

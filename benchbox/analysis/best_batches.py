@@ -46,7 +46,7 @@ def compare_run(
     """Compare the cells and the walks of a run with its reference.
 
     Cells of two walks at the same batch are compared by the launches that searched, which settle nothing, unless it is the
-    fastest batch of both.
+    fastest batch of both; so is a batch that its walk does not repeat with a cell that is in no walk.
 
     Args:
         results: of the walks of the run.
@@ -56,10 +56,17 @@ def compare_run(
     fields, obstacle = reference_axis(run.reference, run.matrix.get("axes") or {})
     searched = run.cells_of_walks
     pairs = pairs_with_reference(summaries, run.reference)
-    measured = [pair for pair in pairs if not _is_search(pair, searched)]
+    unrepeated = searched - {walk["fastest"] for walk in run.walks}
+    measured = [pair for pair in pairs if not _is_search(pair, searched, unrepeated)]
     walks = _pairs_of_walks(results, run.reference)
     tested = max(1, len(measured) + len(walks))
-    comparisons = {("cells", pair[0].cell_id): compare_pair(*pair, fields, obstacle, criteria, tested) for pair in measured}
+    comparisons = {}
+    for subject, reference in measured:
+        batches = [cell for cell in (subject, reference) if cell is not None and cell.cell_id in searched]
+        judged = {cell.cell_id: repeats(cell) for cell in batches}
+        sides = judged.get(subject.cell_id, subject), reference and judged.get(reference.cell_id, reference)
+        comparison = compare_pair(*sides, fields, obstacle, criteria, tested)
+        comparisons["cells", subject.cell_id] = replace(comparison, is_search=not all(map(has_repeats, batches)))
     for walk, other in walks:
         reason = obstacle or why_walk_diverges(walk) or why_walk_diverges(other)
         comparison = _compare_walks(walk, other, (*fields, "batch"), reason, criteria, tested)
@@ -77,9 +84,10 @@ def compare_run(
     return RunComparisons(cells=cells, walks=best)
 
 
-def _is_search(pair: tuple[CellSummary, CellSummary | None], searched: set[str]) -> bool:
-    subject, reference = pair
-    return subject.cell_id in searched and (reference is None or reference.cell_id in searched)
+def _is_search(pair: tuple[CellSummary, CellSummary | None], searched: set[str], unrepeated: set[str]) -> bool:
+    """Return whether launches of a pair only searched, or are compared as those of walks: see `compare_run`."""
+    cell_ids = {cell.cell_id for cell in pair if cell is not None}
+    return cell_ids <= searched or not cell_ids.isdisjoint(unrepeated)
 
 
 def _pairs_of_walks(results: Sequence[Certificate], reference: Mapping[str, object]) -> list[tuple[Certificate, Certificate]]:

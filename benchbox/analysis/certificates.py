@@ -16,12 +16,13 @@ from benchbox.registry.metrics import metric_by_name
 from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.launch_record import CellDict, ErrorRecord
     from benchbox.store.run import Run
 
+LARGEST_BATCH = "largest batch"  # what a row on a walk is about, in place of a metric
 ENDED: tuple[Outcome, ...] = ("complete", "capped")  # of searches that have a largest batch
 _NO_ALLOCATOR = "the memory of a CPU rank is the bytes of its tensors: no allocator retries"
 
@@ -143,6 +144,8 @@ def _certificate(
         if state.outcome in ENDED:
             outcome, launches = "contradictory", by_batch[unsafe].records
             reason = f"batch {unsafe} ran out of memory in {_out_of_memory(by_batch[unsafe])} of {len(launches)} launches"
+    if outcome in ENDED and (mixed := _mixed_memory(by_batch.values())):
+        outcome, reason = "contradictory", f"launches that searched differ in {mixed}: --fresh measures them again"
     return Certificate(
         outcome=outcome,
         search=state.outcome,
@@ -153,6 +156,19 @@ def _certificate(
         predicted_batch=predicted,
         reason=reason,
     )
+
+
+def _mixed_memory(batches: Iterable[CellSummary]) -> str | None:
+    """Return what launches that searched differ in and the memory that a batch takes or has may depend on; None if nothing."""
+    records = [summary.records[0] for summary in batches if summary.records]
+    environments = [record["environment"] for record in records if record["environment"]]
+    memories = [record["memory"] for record in records if record["memory"]]
+    values: dict[str, set[object]] = {
+        "machine": {environment.get("machine") for environment in environments},
+        "torch": {environment.get("torch") for environment in environments},
+        "the memory of devices": {tuple(memory.get("device_bytes") or ()) for memory in memories},
+    }
+    return next((name for name, found in values.items() if len(found - {None, ()}) > 1), None)
 
 
 def _first_status(summary: CellSummary) -> str:

@@ -11,7 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.comparability import environment_differences, steps_difference, verdict_of_effect
+from benchbox.analysis.certificates import LARGEST_BATCH
+from benchbox.analysis.comparability import (
+    environment_differences,
+    memory_limit_difference,
+    steps_difference,
+    verdict_of_effect,
+)
 from benchbox.analysis.figures import without_search
 from benchbox.analysis.inference import (
     ALPHA,
@@ -28,6 +34,7 @@ from benchbox.analysis.regression import has_noise
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metric_by_name
+from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -75,7 +82,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """All changes between two runs, in the order of the cells of `head`, then those that only `base` has."""
+    """All changes between two runs, first of walks, then of cells in the order of `head`, then those that only `base` has."""
 
     base: str
     head: str
@@ -128,12 +135,13 @@ def compare_runs(
     pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}
     fields = varying_fields(figures.cell for figures in pairs.values())
     criteria = Criteria(relevant=relevant)
-    changes: list[Change] = []
+    limits = memory_limit_difference(head.measure, base.measure)
+    changes = _walk_changes(base, head, fields, refusal or limits)
     tested: dict[int, tuple[Metric, _Sides]] = {}  # by index of the change
     for cell_id, figures in pairs.items():
         text = label(figures.cell, fields)
         before, after = base.cells.get(cell_id), head.cells.get(cell_id)
-        status = _status_change(cell_id, text, before, after)
+        status = _status_change(cell_id, text, before, after, refusal or limits)
         if status is not None:
             changes.append(status)
             continue
@@ -183,8 +191,43 @@ def _refusal(base: RunFigures, head: RunFigures, differences: Mapping[str, str])
     return steps_difference(base.measure, head.measure)
 
 
-def _status_change(cell_id: str, text: str, before: CellFigures | None, after: CellFigures | None) -> Change | None:
-    """Return the change of a cell that did not end ok on both sides; None for a cell with figures to compare."""
+def _walk_changes(base: RunFigures, head: RunFigures, fields: Sequence[str], refusal: str | None) -> list[Change]:
+    """Return the changes of the largest batches of the walks that both sides have."""
+    others = [field for field in fields if field != "batch"]
+    changes = []
+    for point, after in head.walks.items():
+        before = base.walks.get(point)
+        if before is None or not (before.is_known or after.is_known):
+            continue
+        old, new = before.largest or 0, after.largest or 0
+        change = Change(
+            cell_id=Cell.from_dict(dict(after.cell)).cell_id,
+            cell=label(after.cell, others),
+            metric=LARGEST_BATCH,
+            unit="batch",
+            base=before.largest,
+            head=after.largest,
+            verdict="neutral" if old == new else "regression" if new < old else "improvement",
+            ratio=new / old if old else None,
+        )
+        if refusal is not None:
+            change = replace(change, verdict="incomparable", reason=refusal)
+        elif unfinished := before.unfinished or after.unfinished:
+            change = replace(change, verdict="inconclusive", reason=unfinished)
+        elif new < old and after.at_most is not None and new >= after.at_most:
+            change = replace(change, verdict="neutral", reason=f"at_most {after.at_most} fits, and no larger batch is tried")
+        changes.append(change)
+    return changes
+
+
+def _status_change(
+    cell_id: str, text: str, before: CellFigures | None, after: CellFigures | None, refusal: str | None
+) -> Change | None:
+    """Return the change of a cell that did not end ok on both sides; None for a cell with figures to compare.
+
+    Args:
+        refusal: why memory may not be compared: as with other devices or another limit.
+    """
     statuses = [figures.status if figures is not None else "missing" for figures in (before, after)]
     if statuses == ["ok", "ok"]:
         return None
@@ -195,6 +238,8 @@ def _status_change(cell_id: str, text: str, before: CellFigures | None, after: C
         verdict = "missing"
         absent = "base" if base == "missing" else "head"
         reason = f"{absent} does not have it"
+    elif {base, head} == {"ok", "oom"} and refusal is not None:
+        verdict, reason = "incomparable", refusal
     elif "ok" not in statuses and base != head:
         verdict = "inconclusive"
     return Change(cell_id=cell_id, cell=text, metric=STATUS, unit="text", base=base, head=head, verdict=verdict, reason=reason)

@@ -19,7 +19,7 @@ from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import JUDGED_STEPS, TF32_TOLERANCE, Recipe, Tolerance, recipes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from benchbox.analysis.summary import CellSummary
@@ -116,6 +116,9 @@ def _judge(summary: CellSummary, base: CellSummary | None, *, alone: bool) -> Eq
         return Equivalence(verdict="not compared", reference=base, reason=reason)
     if not launches:
         return Equivalence(verdict="reference", reference=base)
+    if _is_untrained(base.ok[0]):
+        reason = "every gradient of the reference is zero, and its own are not"
+        return Equivalence(verdict="diverged", reference=base, reason=reason)
     assert recipe is not None
     tolerance = _tolerance(recipe, base.ok[0])
     worst = max((_differences(record, base.ok[0], tolerance) for record in launches), key=_excess)
@@ -129,7 +132,7 @@ def _judge(summary: CellSummary, base: CellSummary | None, *, alone: bool) -> Eq
     return Equivalence(verdict="reference" if summary is base else "equivalent", reference=base, differences=worst)
 
 
-def _why_not_compared(launches: Iterable[LaunchRecord], base: LaunchRecord, recipe: Recipe | None) -> str | None:
+def _why_not_compared(launches: Sequence[LaunchRecord], base: LaunchRecord, recipe: Recipe | None) -> str | None:
     if recipe is None or recipe.tolerance is None:
         return "its recipe declares no tolerance"
     for record in launches:
@@ -139,9 +142,15 @@ def _why_not_compared(launches: Iterable[LaunchRecord], base: LaunchRecord, reci
         ):
             if value and expected and value != expected:
                 return f"it differs in {name}" + (f": {value} against {expected}" if name == "Adam state" else "")
-    if base["grad_norm"] and not any(base["grad_norm"]):
+    if _is_untrained(base) and all(map(_is_untrained, launches)):
         return "every gradient of the reference is zero: nothing trains"
     return None
+
+
+def _is_untrained(record: LaunchRecord) -> bool:
+    """Return whether every gradient of a launch is known to be zero."""
+    norms = record["grad_norm"]
+    return bool(norms) and all(norm == 0 for norm in norms or ())
 
 
 def _tolerance(recipe: Recipe, base: LaunchRecord) -> Tolerance:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
+from benchbox.analysis.certificates import certificates
 from benchbox.analysis.comparability import latest_environment, mixed_environment
 from benchbox.analysis.regression import has_noise
 from benchbox.analysis.summary import Spread, spread_of, summarize
@@ -31,8 +33,19 @@ class CellFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WalkFigures:
+    """Largest batch of a walk, of a run or a baseline."""
+
+    cell: Mapping[str, Any]  # one of its batches
+    largest: int | None  # None: no batch fits
+    at_most: int | None = None  # the largest that it may try
+    unfinished: str | None = None  # why it has not ended
+    is_known: bool = True  # False: an older baseline does not say whether these batches are of a walk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """Cells of a run or a baseline by id, and what they were measured with."""
+    """Cells of a run or a baseline by id, its walks by point, and what they were measured with."""
 
     name: str  # as the user names it
     matrix: str
@@ -41,6 +54,7 @@ class RunFigures:
     mixed: Mapping[str, str]  # keys of the environment that launches differ in, with the differences in words
     measure: Mapping[str, Any]
     started_at: frozenset[str]  # of the launches
+    walks: Mapping[str, WalkFigures] = field(default_factory=dict)  # by `resolved_point`
 
 
 def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunFigures:
@@ -48,7 +62,8 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
     numeric = [metric for metric in metrics().values() if metric.is_number]
     searched = run.cells_of_walks
     cells = {}
-    for summary in summarize(run, records):
+    summaries = summarize(run, records)
+    for summary in summaries:
         error = summary.error
         cells[summary.cell_id] = CellFigures(
             cell=summary.cell,
@@ -66,6 +81,15 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
         mixed=mixed_environment(records, name),
         measure=run.measure,
         started_at=frozenset(record["started_at"] for record in records),
+        walks={
+            resolved_point(result.batches[0].cell): WalkFigures(
+                cell=(result.largest or result.batches[0]).cell,
+                largest=None if result.largest is None else result.largest.cell["batch"],
+                at_most=walk["at_most"],
+                unfinished=result.reason if result.outcome == "unfinished" else None,
+            )
+            for walk, result in zip(run.walks, certificates(run, summaries), strict=True)
+        },
     )
 
 
@@ -110,4 +134,12 @@ def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
         mixed={},
         measure=baseline.measure,
         started_at=frozenset(baseline.started_at),
+        walks={
+            point: WalkFigures(
+                cell=baseline.cells[batches[max(batches)]]["cell"],
+                largest=max(batches),
+                is_known=any(baseline.is_of_walk(cell_id) for cell_id in batches.values()),
+            )
+            for point, batches in baseline_walks(baseline).items()
+        },
     )

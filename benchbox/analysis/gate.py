@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.best_batches import repeats
-from benchbox.analysis.certificates import Certificate, certificates
+from benchbox.analysis.certificates import LARGEST_BATCH, Certificate, certificates
 from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     _Judge = Callable[[CellSummary, Metric, float], RegressionJudgement]
 
-LARGEST_BATCH = "largest batch"  # what a row on a walk is about, in place of a metric
 GateVerdict = Literal["ok", "inconclusive", "missing", "breach", "warning", "accepted"]
 EXCUSED = ("warning", "accepted")  # verdicts on breaches that fail nothing
 
@@ -66,18 +65,18 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
     """Return a row for the state of every cell, then rows for every threshold of the run in its order.
 
     Numbers are read from launches that ended ok. The state rows cannot be switched off: a cell that failed, or of which
-    launches are missing, is a breach whether or not a threshold asks for `status`. So is, beside a baseline, a walk whose
-    largest batch has become smaller, and a cell that is skipped now.
+    launches are missing, never passes whether or not a threshold asks for `status`, nor does a walk that has not ended.
+    Beside a baseline, neither does a walk whose largest batch has become smaller, or a cell that is skipped now.
     """
     fields = varying_fields(summary.cell for summary in summaries)
     results, baseline = certificates(run, summaries), lookup.baseline
     # A batch that does not fit ends its walk: the batches below it are judged.
     summaries = [summary for summary in summaries if not summary.beyond_memory]
     rows = [_state_row(summary, fields) for summary in summaries]
-    walks: Mapping[str, Mapping[int, str]] = {}
-    if baseline is not None and (run.walks or baseline.cells.keys() - run.cells.keys()):
-        walks = baseline_walks(baseline)
-        rows += _largest_batch_rows(run, results, fields, baseline, walks)
+    is_related = baseline is not None and (run.walks or baseline.cells.keys() - run.cells.keys())
+    walks = baseline_walks(baseline) if baseline is not None and is_related else {}
+    rows += _walk_rows(run, results, fields, baseline, walks)
+    if baseline is not None and walks:
         rows += _absent_rows(run, baseline, walks)
     selections = [(threshold, _select(threshold, summaries, results)) for threshold in run.thresholds]
     demands = sum(
@@ -148,31 +147,39 @@ def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
     return _row(summary, fields, "status", "ok", actual, verdict, note)
 
 
-def _largest_batch_rows(
+def _walk_rows(
     run: Run,
     results: Sequence[Certificate],
     fields: Sequence[str],
-    baseline: Baseline,
+    baseline: Baseline | None,
     walks: Mapping[str, Mapping[int, str]],
 ) -> Iterator[GateRow]:
-    """Yield a row for every walk that the baseline has too: its largest batch must not be smaller."""
-    limits = memory_limit_difference(run.measure, baseline.measure)
+    """Yield a row for every walk that has not ended, and for those that the baseline has: their largest batch is no smaller."""
+    limits = memory_limit_difference(run.measure, baseline.measure) if baseline is not None else None
+    others = [field for field in fields if field != "batch"]
     for walk, result in zip(run.walks, results, strict=True):
-        subject = result.largest or result.batches[0]
-        if not (batches := walks.get(resolved_point(subject.cell))):
-            continue
-        largest, at_most = max(batches), walk["at_most"]
-        demanded = largest if at_most is None else min(largest, at_most)
-        expected = f">= {demanded} (baseline)" if demanded == largest else f">= {demanded} (at_most; baseline {largest})"
+        subject, batches = result.largest or result.batches[0], walks.get(resolved_point(result.batches[0].cell))
         actual = "none" if result.largest is None else str(subject.cell["batch"])
-        verdict: GateVerdict = "ok" if result.largest is not None and subject.cell["batch"] >= demanded else "breach"
-        note = result.reason if verdict == "breach" else None
+        expected, note = "a walk that has ended", result.reason
+        verdict: GateVerdict = "ok"
+        if batches:
+            demanded, expected = _demanded_batch(max(batches), walk["at_most"])
+            verdict = "ok" if result.largest is not None and subject.cell["batch"] >= demanded else "breach"
         if result.outcome == "unfinished":
-            actual, verdict, note = f"{actual} so far", "missing", result.reason
-        elif limits is not None:
+            actual, verdict = f"{actual} so far", "missing"
+        elif batches and limits is not None:
             verdict, note = "warning", f"not compared: {limits} of the baseline; promote a run of today's limit"
-        others = [field for field in fields if field != "batch"]
-        yield _row(subject, others, LARGEST_BATCH, expected, actual, verdict, note)
+        elif verdict == "ok":
+            note = None
+        if batches or verdict != "ok":
+            yield _row(subject, others, LARGEST_BATCH, expected, actual, verdict, note)
+
+
+def _demanded_batch(largest: int, at_most: int | None) -> tuple[int, str]:
+    """Return the batch that must fit, and in words why: the largest of the baseline, as far as the walk may try it."""
+    if at_most is None or largest <= at_most:
+        return largest, f">= {largest} (baseline)"
+    return at_most, f">= {at_most} (at_most; baseline {largest})"
 
 
 def _absent_rows(run: Run, baseline: Baseline, walks: Mapping[str, Mapping[int, str]]) -> Iterator[GateRow]:

@@ -32,6 +32,8 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
         return f"{significant(value * 100, digits)}%"
     if unit == "ratio":
         return f"{value:.{digits}f}"
+    if unit == "batch":
+        return f"{value:.0f}"
     if unit == "loss":
         return significant(value, max(digits, 4))
     return f"{significant(value, digits)} {unit}"

@@ -63,7 +63,7 @@ def equivalence_panel(summaries: Sequence[CellSummary], axes: Sequence[str]) -> 
     """Return the panel; None for a run in which no two launches ask for the same training."""
     measured = [summary for summary in summaries if not summary.beyond_memory]
     judged = [(summary, summary.equivalence) for summary in measured if summary.equivalence is not None]
-    if not any(equivalence.differences for _, equivalence in judged):
+    if not any(equivalence.differences or equivalence.verdict == "diverged" for _, equivalence in judged):
         return None
     counts = Counter(equivalence.verdict for _, equivalence in judged)
     verdicts: tuple[Verdict, ...] = ("reference", "equivalent", "diverged", "not compared")
@@ -83,7 +83,7 @@ def _row(summary: CellSummary, equivalence: Equivalence, axes: Sequence[str]) ->
         verdict=equivalence.verdict,
         differences=tuple(difference_text(differences[name]) if name in differences else UNKNOWN for name in QUANTITIES),
         reference=_reference_text(reference, axes, is_base=is_base, is_compared=bool(differences)),
-        reason=(equivalence.reason or "") if equivalence.verdict == "not compared" else "",  # differences explain the others
+        reason=equivalence.reason or "" if equivalence.verdict == "not compared" or not differences else "",
     )
 
 

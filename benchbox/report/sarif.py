@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from benchbox import __version__
-from benchbox.analysis.gate import LARGEST_BATCH
+from benchbox.analysis.certificates import LARGEST_BATCH
 from benchbox.registry.metrics import metrics
 
 if TYPE_CHECKING:

@@ -116,6 +116,38 @@ def test_one_pair_of_cells_has_one_verdict_as_walks_and_at_the_same_batch(tmp_pa
     )
 
 
+def compared_with_fixed(machine: Machine, batch: int):
+    """Return the comparison of a batch of FSDP's walk with a cell of ZeRO-2 that is in no walk, launched in turns."""
+    walk = replace(machine, starts=BACKENDS[:1])
+    walk.run()
+    run, records = walk.store.run(), []
+    cell = replace(BACKENDS[1], batch=batch)
+    for record in walk.store.records():
+        if record["cell"]["batch"] == batch:
+            # The launch that searched was ten times as fast, by chance.
+            speed = record["throughput"]["global_samples_per_s"] * (10 if record["launch"] == 1 else 0.5)
+            record["throughput"] = record["throughput"] | {"global_samples_per_s": speed}
+            times = {"started_at": record["started_at"].replace(":00+", ":30+")}
+            records.append(example_record(cell, record["launch"]) | {"environment": record["environment"]} | times)
+        records.append(record)
+    run = replace(run, cells={**run.cells, cell.cell_id: cell.to_dict()})
+    summaries = summarize(run, records)
+    return compare_run(run, summaries, certificates(run, summaries)).cells[replace(BACKENDS[0], batch=batch).cell_id]
+
+
+@pytest.mark.parametrize(("launches", "more"), [(8, None), (1, 5)])
+def test_the_launch_that_searched_is_not_judged_beside_a_cell_without_a_walk(machine, launches, more):
+    comparison = compared_with_fixed(replace(machine, measure=replace(LIMITED, launches=launches)), batch=5)
+    assert comparison.effect.launches[0] == max(1, launches - 1)
+    assert (comparison.is_search, comparison.more_launches) == (launches == 1, more)
+
+
+def test_a_batch_that_is_not_repeated_waits_for_no_launches_beside_a_cell_without_a_walk(machine):
+    comparison = compared_with_fixed(replace(machine, measure=replace(LIMITED, launches=8)), batch=2)
+    assert (comparison.effect.launches, comparison.verdict) == ((1, 1), "inconclusive")
+    assert (comparison.is_search, comparison.more_launches) == (True, None)
+
+
 def test_launches_that_search_settle_nothing_where_walks_have_not_ended(tmp_path):
     machine = Machine(tmp_path, lambda _: 6, BACKENDS, LIMITED, predicted=4, fastest=7)
     with pytest.raises(Killed):

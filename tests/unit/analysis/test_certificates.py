@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchbox.analysis.baseline import make_baseline
 from benchbox.analysis.certificates import certificates, mean_probes
 from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
+from benchbox.errors import ThresholdError
 from benchbox.report.html import render_html
 from benchbox.report.view import build_report
 from benchbox.spec.matrix import BatchSearch
@@ -86,6 +88,44 @@ def test_a_walk_in_progress_has_no_certificate(machine):
         machine.run(at_most_launches=2)
     (result,) = results(machine)
     assert (result.outcome, result.largest.cell["batch"]) == ("unfinished", 5)
+
+
+@pytest.mark.parametrize("key", ["machine", "torch", "device_bytes"])
+def test_a_walk_whose_search_went_on_with_other_memory_has_no_certificate(machine, key):
+    """A job that was cut off may be submitted again, and run on a node with other devices."""
+    machine.run()
+    run, records = machine.store.run(), list(machine.store.records())
+    for record in records:
+        elsewhere = record["cell"]["batch"] > 5
+        if key == "device_bytes" and record["memory"]:
+            record["memory"] = record["memory"] | {"device_bytes": [190 * MIB, 180 * MIB + elsewhere]}
+        elif key != "device_bytes" and elsewhere:
+            record["environment"] = (record["environment"] or {}) | {key: "another"}
+    (result,) = certificates(run, summarize(run, records))
+    assert (result.outcome, result.is_complete) == ("contradictory", False)
+    name = "the memory of devices" if key == "device_bytes" else key
+    assert result.reason == f"launches that searched differ in {name}: --fresh measures them again"
+
+
+def test_the_gate_and_a_baseline_take_no_walk_that_has_not_ended_for_a_result(machine):
+    """Every batch that was tried has its launches, and is ok: a budget ended between two rounds."""
+    with pytest.raises(Killed):
+        machine.run(at_most_launches=2)
+    run = machine.store.run()
+    tried = [cell_id for cell_id in run.cells if machine.store.record(cell_id, 1)]
+    run = replace(run, cells={cell_id: run.cells[cell_id] for cell_id in tried}, walks=[{**run.walks[0], "cells": tried}])
+    summaries = summarize(run, machine.store.records())
+    assert all(summary.complete for summary in summaries)
+    (row,) = (row for row in gate(run, summaries, BaselineLookup(None, None)) if row.verdict != "ok")
+    assert (row.metric, row.expected, row.actual, row.verdict) == (
+        "largest batch",
+        "a walk that has ended",
+        "5 so far",
+        "missing",
+    )
+    assert row.note == "launches are missing: the same command continues"
+    with pytest.raises(ThresholdError, match="walks that have ended: backend=ddp: launches are missing"):
+        make_baseline(run, summaries, "machine")
 
 
 def test_the_gate_judges_the_batches_that_fit(machine):

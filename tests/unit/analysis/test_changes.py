@@ -237,6 +237,11 @@ def test_two_baselines_without_launches_are_not_compared_by_their_values():
     assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")
 
 
+def changes_of_cells(base, head, **options):
+    """Return the changes between two runs without those of the largest batches of walks."""
+    return [change for change in compare_runs(base, head, **options).changes if change.metric != "largest batch"]
+
+
 def figures_of_walk(records, *, name, fastest=True):
     walk = {"cells": [CELL.cell_id], "fastest": CELL.cell_id if fastest else None, "at_most": None, "predicted_batch": None}
     run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 6}, walks=[walk])
@@ -248,10 +253,10 @@ def test_the_launch_that_searched_is_no_part_of_a_comparison_of_walks():
     base, head = (steady_records(step_s=STEP_S, launches=6, started=day) for day in ("2025-12-31", "2026-01-01"))
     base[0]["throughput"]["global_samples_per_s"] *= 3
     walks = figures_of_walk(base, name="base")
-    (change,) = compare_runs(walks, figures_of_walk(head, name="head"), metric_names=THROUGHPUT).changes
+    (change,) = changes_of_cells(walks, figures_of_walk(head, name="head"), metric_names=THROUGHPUT)
     assert (change.launches, change.verdict) == ((5, 5), "neutral")
     assert change.base == pytest.approx(median(record["throughput"]["global_samples_per_s"] for record in base[1:]))
-    (change,) = compare_runs(walks, figures(head), metric_names=THROUGHPUT).changes
+    (change,) = changes_of_cells(walks, figures(head), metric_names=THROUGHPUT)
     assert change.launches == (5, 5), "of a matrix without walks too, so that both sides have the same rounds"
 
 
@@ -259,17 +264,17 @@ def test_two_baselines_of_walks_are_compared_without_the_launches_that_searched(
     sides = []
     for day in ("2025-12-31", "2026-01-01"):
         records = steady_records(step_s=STEP_S, launches=6, started=day)
-        walk = {"cells": [CELL.cell_id], "fastest": CELL.cell_id, "at_most": None, "predicted_batch": None}
+        walk = {"cells": [CELL.cell_id], "fastest": CELL.cell_id, "at_most": CELL.batch, "predicted_batch": None}
         run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 6}, walks=[walk])
         sides.append(figures_of_baseline(day, make_baseline(run, summarize(run, records), "machine")))
-    (change,) = compare_runs(*sides, metric_names=THROUGHPUT).changes
+    (change,) = changes_of_cells(*sides, metric_names=THROUGHPUT)
     assert change.launches == (5, 5)
 
 
 def test_launches_that_only_searched_settle_nothing_and_peaks_are_compared_all_the_same():
     base, head = (steady_records(step_s=STEP_S, launches=1, started=day) for day in ("2025-12-31", "2026-01-01"))
     walks = [figures_of_walk(records, name="walk", fastest=False) for records in (base, head)]
-    speed, peak = compare_runs(*walks, metric_names=("global_samples_per_s", "peak_allocated_bytes")).changes
+    speed, peak = changes_of_cells(*walks, metric_names=("global_samples_per_s", "peak_allocated_bytes"))
     assert (speed.verdict, speed.launches) == ("inconclusive", None)
     assert speed.reason == "launches that only searched for a batch settle nothing: a walk repeats its fastest batch"
     assert (peak.verdict, peak.ratio) == ("neutral", 1)
@@ -279,7 +284,7 @@ def test_the_peak_of_a_batch_of_a_walk_is_that_of_all_its_launches():
     base, head = (steady_records(step_s=STEP_S, launches=6, started=day) for day in ("2025-12-31", "2026-01-01"))
     head[0]["memory"]["worst"]["allocated_peak_bytes"] *= 2
     walks = [figures_of_walk(records, name="walk") for records in (base, head)]
-    (peak,) = compare_runs(*walks, metric_names=("peak_allocated_bytes",)).changes
+    (peak,) = changes_of_cells(*walks, metric_names=("peak_allocated_bytes",))
     assert (peak.verdict, peak.ratio) == ("regression", 2)
 
 
@@ -290,8 +295,8 @@ def test_a_walk_is_compared_with_a_baseline_that_has_unknown_metrics_or_no_launc
     values = baseline.cells[CELL.cell_id]["values"]
     values["their_metric"] = values["global_samples_per_s"]
     walk = figures_of_walk(head, name="head")
-    (change,) = compare_runs(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT).changes
+    (change,) = changes_of_cells(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT)
     assert change.launches == (5, 5)
     values["global_samples_per_s"] = {**values["global_samples_per_s"], "by_launch": {}}
-    (change,) = compare_runs(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT).changes
+    (change,) = changes_of_cells(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT)
     assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")

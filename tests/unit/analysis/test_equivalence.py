@@ -13,6 +13,7 @@ from benchbox.analysis.gate import gate, verdict_of
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.registry.recipes import JUDGED_STEPS, recipe_by_name
+from benchbox.report.equivalence import equivalence_panel
 from benchbox.spec.cell import OptimSpec
 from benchbox.store.run import RunStore
 from tests.support.compared_cells import compared_cells
@@ -175,6 +176,22 @@ def test_a_policy_that_does_not_train_is_not_compared():
     records = [example_record(cell) | {"loss": [0.0] * 5, "grad_norm": [0.0] * 5} for cell in (SINGLE, CELL)]
     _, summaries = judged(*records)
     assert summaries["ddp"].equivalence.reason == "every gradient of the reference is zero: nothing trains"
+
+
+def test_a_reference_that_does_not_train_beside_a_cell_that_does_is_no_excuse():
+    """Whichever of them is wrong, the ratio of the two means nothing."""
+    base = example_record(SINGLE) | {"grad_norm": [0.0] * 5}
+    _, summaries = judged(base, example_record(CELL))
+    assert summaries["ddp"].status == "diverged"
+    assert summaries["ddp"].divergence == "every gradient of the reference is zero, and its own are not"
+    panel = equivalence_panel(list(summaries.values()), ("backend",))
+    (row,) = (row for row in panel.rows if row.verdict == "diverged")
+    assert row.reason == summaries["ddp"].divergence
+
+
+def test_a_cell_that_does_not_train_beside_a_reference_that_does_is_diverged():
+    other = example_record(CELL) | {"grad_norm": [0.0] * 5}
+    assert verdicts(example_record(SINGLE), other)["ddp"] == "diverged"
 
 
 @pytest.mark.parametrize("backend", ["single", "ddp"])
