@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
 from benchbox.analysis.roofline import Attainment, attainment
-from benchbox.analysis.summary import compiled_in_measured_steps, reached_recompile_limit
+from benchbox.analysis.summary import compiled_in_measured_steps
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
 from benchbox.store.host_state import merge_host_state
@@ -141,9 +141,10 @@ def _compilation_doubts(ranks: Sequence[RankProfile]) -> Iterator[str]:
     record = cast("LaunchRecord", {"compilation": {"per_rank": compiled}})
     if compiled_in_measured_steps(record):
         yield "torch.compile compiled something in timed steps; more warm-up steps help, unless shapes change"
-    if reached_recompile_limit(record):
-        functions = dict.fromkeys(limit["function"] for rank in compiled for limit in rank.get("limits_reached", ()))
-        yield f"torch.compile reached its limit of variants of {', '.join(functions)}: further ones ran uncompiled"
+    if limited := dict.fromkeys(entry["function"] for rank in compiled for entry in rank.get("limits_reached", ())):
+        yield f"torch.compile reached its limit of variants of {', '.join(limited)}: further ones ran uncompiled"
+    if uncompiled := dict.fromkeys(entry["function"] for rank in compiled for entry in rank.get("uncompiled", ())):
+        yield f"torch.compile gave up {', '.join(uncompiled)}, which ran uncompiled"
 
 
 def _peaks(peaks: MeasuredPeaks) -> dict[str, Any]:

@@ -120,6 +120,9 @@ def _bound(
             f"the peaks of {group} were not measured: on the machine of the run, benchbox doctor --peaks --ranks {ranks} "
             f"measures them{', and --links the links' if ranks > 1 else ''}"
         )
+    torch = (summary.ok[-1]["environment"] or {}).get("torch")
+    if torch is not None and torch != peaks.torch:
+        return f"the peaks of {group} are those of torch {peaks.torch}, and the run of torch {torch}: benchbox doctor --peaks"
     backend = link_backend(peaks.device)
     link = measured_link(backend, measured_links[backend]) if backend in measured_links else None
     return bound_step(Estimate.from_dict(prediction), recipes()[summary.cell["recipe"]].compute, peaks, link)

@@ -110,7 +110,7 @@ class CellSummary:
             HIGH_SPREAD: step is not None and step.high - step.low > MAX_SPREAD * step.value,
             BUSY_HOST: bool(self.busy_reasons),
             RECOMPILED: any(compiled_in_measured_steps(record) for record in self.ok),
-            PARTLY_COMPILED: any(reached_recompile_limit(record) for record in self.ok),
+            PARTLY_COMPILED: any(ran_partly_uncompiled(record) for record in self.ok),
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 
@@ -207,10 +207,10 @@ def compiled_in_measured_steps(record: LaunchRecord) -> bool:
     return bool(compilation and any(rank["in_measured_steps"] for rank in compilation["per_rank"]))
 
 
-def reached_recompile_limit(record: LaunchRecord) -> bool:
-    """Return whether a rank ran code uncompiled because torch.compile had compiled too many variants of it."""
+def ran_partly_uncompiled(record: LaunchRecord) -> bool:
+    """Return whether a rank ran code uncompiled that torch.compile gave up, or of which it had compiled too many variants."""
     compilation = record.get("compilation")
-    return bool(compilation and any(rank.get("limits_reached") for rank in compilation["per_rank"]))
+    return bool(compilation and any(rank.get("limits_reached") or rank.get("uncompiled") for rank in compilation["per_rank"]))
 
 
 def _beyond_memory(run: Run, launches: Mapping[str, CellLaunches]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Observation of torch.compile on this rank: graphs, graph breaks, recompilations, reached limits and compile time."""
+"""Observation of torch.compile on this rank: graphs, graph breaks, recompilations, what runs uncompiled, and compile time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from benchbox.measure.phases import ProgressTracker
     from benchbox.registry.contracts import CompileMode
-    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, LimitReached, Recompilation
+    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, LimitReached, Recompilation, UncompiledFunction
 
 _MAX_ENTRIES = 10_000  # that torch keeps of its compilations; 64 by default
 _INSTALLED = ("site-packages", "dist-packages")
@@ -74,6 +74,7 @@ class CompilationWatch:
             "graph_breaks": _graph_breaks(utils.graph_break_reasons),
             "recompilations": _recompilations(entries),
             "limits_reached": _limits_reached(entries),
+            "uncompiled": _uncompiled(entries),
             "time_s": self._time_s,
             "from_cache": sum(utils.counters[group][f"{name}_hit"] for group, name in _CACHES),
             "not_from_cache": sum(utils.counters[group][f"{name}_miss"] for group, name in _CACHES),
@@ -131,6 +132,20 @@ def _limits_reached(entries: list[Any]) -> list[LimitReached]:
         for entry in entries
         if not entry.co_filename and "recompile_limit" in (entry.fail_reason or "")  # or accumulated_recompile_limit
     ]
+
+
+def _uncompiled(entries: list[Any]) -> list[UncompiledFunction]:
+    """Return the functions that torch gave up to compile, each once, with the line at which it did.
+
+    It then runs the whole function uncompiled, without an error: where a graph breaks inside a loop or a `try`, it cannot go on
+    behind the break. Such breaks are not among `torch._dynamo.utils.graph_break_reasons`.
+    """
+    places = {
+        (_function(entry), f"{_first_line(entry.fail_reason or entry.fail_type)} (line {entry.fail_user_frame_lineno})"): None
+        for entry in entries
+        if entry.fail_type and entry.co_filename
+    }
+    return [{"function": function, "reason": reason} for function, reason in places]
 
 
 def _code_id(entry: Any) -> str:

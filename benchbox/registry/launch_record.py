@@ -192,6 +192,13 @@ class LimitReached(TypedDict):
     reason: str
 
 
+class UncompiledFunction(TypedDict):
+    """A function that torch.compile gave up to compile, and why: it runs uncompiled."""
+
+    function: str
+    reason: str
+
+
 class CompilationRecord(TypedDict):
     """Work of torch.compile on one rank until the end of the measured steps.
 
@@ -202,6 +209,7 @@ class CompilationRecord(TypedDict):
     graph_breaks: list[GraphBreak]
     recompilations: list[Recompilation]
     limits_reached: NotRequired[list[LimitReached]]  # what none of their variants fits runs uncompiled
+    uncompiled: NotRequired[list[UncompiledFunction]]
     time_s: float  # of all compilations
     from_cache: int  # graphs looked up and found
     not_from_cache: int  # graphs looked up and not found

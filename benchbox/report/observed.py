@@ -140,7 +140,7 @@ def _attention(observed: ObservedRecord) -> str | None:
 
 
 def _compilation(record: LaunchRecord) -> list[str]:
-    """Return what was compiled on the rank that took longest, and a line for each graph break, recompilation and limit."""
+    """Return what was compiled on the rank that took longest, and a line for each graph break and for what ran uncompiled."""
     compilation = record.get("compilation")
     if not compilation:
         return []
@@ -156,6 +156,7 @@ def _compilation(record: LaunchRecord) -> list[str]:
             f"limit reached: {entry['function']} runs uncompiled where no variant fits: {entry['reason']}"
             for entry in longest.get("limits_reached", ())
         ),
+        *(f"{entry['function']} ran uncompiled: {entry['reason']}" for entry in longest.get("uncompiled", ())),
     ]
 
 

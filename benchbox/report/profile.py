@@ -42,6 +42,11 @@ def _lines(profile: Profile) -> Iterator[str]:
             f"the peaks are uncertain: their repetitions differ by up to {profile['peaks']['spread']:.0%}; run benchbox doctor "
             "--peaks again when nothing else runs on this machine"
         )
+    if profile["peaks"] and profile["peaks"]["torch"] != (torch := profile["ranks"][profile["rank"]]["torch"]):
+        yield (
+            f"warning: the peaks are those of torch {profile['peaks']['torch']}, and the steps of torch {torch}: "
+            "benchbox doctor --peaks measures them again"
+        )
     if profile["busy_host"]:
         yield f"warning: busy host while steps were timed: {'; '.join(profile['busy_host'])}: times are too long"
     for doubt in profile["compilation_doubts"]:

@@ -139,8 +139,8 @@ _MARK_NOTES = {
     BUSY_HOST: f"{BUSY_HOST}: in a launch of the cell, {BUSY_FORMULA}.",
     RECOMPILED: f"{RECOMPILED}: torch.compile compiled something in a measured step, so that these steps are not those of "
     "training; more warm-up steps help, unless shapes change.",
-    PARTLY_COMPILED: f"{PARTLY_COMPILED}: torch.compile reached its limit of variants of a function, and further ones ran "
-    "uncompiled.",
+    PARTLY_COMPILED: f"{PARTLY_COMPILED}: a function ran uncompiled, because torch.compile gave it up or had reached its limit "
+    "of variants of it.",
 }
 
 

@@ -22,7 +22,7 @@ def made_up_peaks(ranks: int = 2) -> MeasuredPeaks:
         copy=rate(8e9),
         update=rate(10e9),
         all_reduce=rate(1e9) if ranks > 1 else None,
-        torch="2.10.0",
+        torch="2.13.0",
         measured_at="2026-01-01T00:00:00+00:00",
         benchbox_version="1.0",
     )

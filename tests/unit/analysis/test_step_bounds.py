@@ -131,6 +131,15 @@ def test_collectives_bound_no_step_that_may_lack_layers_which_communicate() -> N
     assert "bound of communication" in step_time([record_of()], links=slow, **work).residual
 
 
+def test_peaks_of_another_torch_bound_no_step() -> None:
+    """Its products may be faster or slower."""
+    report = report_of(record_of(torch="2.14.0"), peaks={GROUP: made_up_peaks()})
+    assert rows_of_steps(report) == []
+    assert report.theory is not None
+    reason = f"the peaks of {GROUP} are those of torch 2.13.0, and the run of torch 2.14.0: benchbox doctor --peaks"
+    assert f"Without a lower bound of the step time: 1 cell ({reason})." in report.theory.note
+
+
 def test_without_links_the_bound_is_that_of_computation_and_the_note_names_the_command() -> None:
     report = report_of(record_of(), peaks={GROUP: made_up_peaks()})
     assert [row[2] for row in rows_of_steps(report)] == ["50.00 ms"]

@@ -179,11 +179,13 @@ def test_values_vary_that_a_file_writes_differently():
         assert varying_fields([{"field": first}, {"field": first}]) == ()
 
 
-def test_a_cell_of_which_one_rank_compiled_in_measured_steps_or_reached_the_limit_is_marked():
+def test_a_cell_of_which_one_rank_compiled_in_measured_steps_or_left_code_uncompiled_is_marked():
     ranks = [{"in_measured_steps": 0, "time_s": 3.0}, {"in_measured_steps": 0, "time_s": 1.0}]
     late = [ranks[0], ranks[1] | {"in_measured_steps": 1}]
     limited = [ranks[0], ranks[1] | {"limits_reached": [{"function": "forward", "reason": "a ninth shape"}]}]
-    for per_rank, marks in ((ranks, ()), (late, ("recompiled",)), (limited, ("partly compiled",))):
+    partly = ("partly compiled",)
+    given_up = [ranks[0], ranks[1] | {"uncompiled": [{"function": "forward", "reason": "a loop"}]}]
+    for per_rank, marks in ((ranks, ()), (late, ("recompiled",)), (limited, partly), (given_up, partly)):
         summary = summary_of(example_record(launch=1) | {"compilation": {"per_rank": per_rank}}, example_record(launch=2))
         assert summary.marks == marks
         assert summary.values["compile_time_s"].value == 3.0

@@ -53,7 +53,7 @@ def test_a_compilation_is_counted_timed_and_reported_as_the_phase_of_the_rank(
     assert record is not None
     assert record["graphs"] == 1
     assert record["time_s"] > 0
-    assert record["graph_breaks"] == record["recompilations"] == []
+    assert record["graph_breaks"] == record["recompilations"] == record["uncompiled"] == []
     assert record["in_measured_steps"] == 0
     assert states == [None, "torch.compile", None]
 
@@ -73,6 +73,31 @@ def test_a_graph_break_has_a_place_and_a_reason(watch: CompilationWatch) -> None
     line = broken.__code__.co_firstlineno + 2
     assert entry["where"] == f"tests/unit/measure/test_compilation.py:{line}"
     assert "graph_break" in entry["reason"]
+
+
+def test_a_function_that_torch_gives_up_is_recorded_with_its_place_and_the_reason(watch: CompilationWatch) -> None:
+    """Behind a break inside a loop torch cannot go on: it runs the function uncompiled, and lists no graph break of it."""
+
+    def looping(value: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            value = value + value.sum().item()
+        return value
+
+    def layers(value: torch.Tensor) -> torch.Tensor:
+        return 2 * looping(value + 1)
+
+    with watch:
+        compiled = torch.compile(layers, backend="eager")
+        for _ in range(2):
+            compiled(torch.ones(2))
+    record = watch.record()
+    assert record is not None
+    assert record["graphs"] > 0
+    (entry,) = record["uncompiled"]
+    line = looping.__code__.co_firstlineno
+    assert entry["function"] == f"looping (tests/unit/measure/test_compilation.py:{line})"
+    assert entry["reason"].endswith(f"(line {line + 2})")
+    assert "item()" in entry["reason"]
 
 
 def test_a_compilation_in_a_measured_step_is_counted_with_the_guard_that_failed(watch: CompilationWatch) -> None:

@@ -142,11 +142,13 @@ def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_recom
     longest["graph_breaks"] = [{"where": "policy.py:40", "reason": "a print", "count": 2}]
     longest["recompilations"] = [{"function": "forward", "reason": "another shape"}]
     longest["limits_reached"] = [{"function": "forward", "reason": "a ninth shape"}]
+    longest["uncompiled"] = [{"function": "attend", "reason": "a loop (line 7)"}]
     assert observations(compilation={"per_rank": [rank, longest]})["torch.compile"] == [
         "3 graphs, 20.0 s, 1 of 4 found in the cache, 2 compilations in measured steps",
         "graph break at policy.py:40: a print (2)",
         "forward was compiled again: another shape",
         "limit reached: forward runs uncompiled where no variant fits: a ninth shape",
+        "attend ran uncompiled: a loop (line 7)",
     ]
     assert observations(compilation={"per_rank": [rank]})["torch.compile"] == ["1 graphs, 2.00 s"]
 

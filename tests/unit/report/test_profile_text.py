@@ -21,6 +21,7 @@ def rank_profile(rank: int, step_s: float, **changes: Any) -> Any:
         "device": "cpu",
         "threads": 1,
         "machine": "Example CPU",
+        "torch": "2.13.0",
         "step_s": [step_s] * 2,
         "profiled_step_s": [2 * step_s] * 2,
         "phases_s": {"forward": [0.3 * step_s] * 2, "backward": [0.5 * step_s] * 2, "optimizer": [0.1 * step_s] * 2},
@@ -70,6 +71,7 @@ def test_the_slowest_rank_has_its_phases_towers_and_longest_operations():
 def test_of_a_compiled_cell_what_is_fused_is_unknown_with_a_reason_and_doubts_are_warnings():
     unseen = {"read": None, "written": None, "collectives": 0}
     compilation = {"in_measured_steps": 2, "limits_reached": [{"function": "forward (policy.py:4)", "reason": "a ninth shape"}]}
+    compilation["uncompiled"] = [{"function": "attend (policy.py:9)", "reason": "a loop"}]
     values: Any = {
         "bytes": {"forward": unseen, "optimizer": {"read": 3 * 10**8, "written": 2 * 10**8, "collectives": 0}},
         "bytes_reason": "fused operations are not seen",
@@ -89,6 +91,7 @@ def test_of_a_compiled_cell_what_is_fused_is_unknown_with_a_reason_and_doubts_ar
     assert (
         "warning: torch.compile reached its limit of variants of forward (policy.py:4): further ones ran uncompiled\n" in text
     )
+    assert "warning: torch.compile gave up attend (policy.py:9), which ran uncompiled\n" in text
     assert "warning: torch.compile" not in render_profile(build_profile("c", {}, ranks[:1], {}))
 
 
@@ -101,6 +104,9 @@ def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
     assert "forward: a product of another package was not seen\n" in text
     assert "the peaks are uncertain: their repetitions differ by up to 40%; run benchbox doctor --peaks again" in text
     assert "warning: busy host while steps were timed: other processes used 18% of the CPU time: times are too long\n" in text
+    assert "are those of torch" not in text
+    older = render_profile(build_profile("c", {}, ranks, {GROUP: replace(peaks, torch="2.12.0")}))
+    assert "warning: the peaks are those of torch 2.12.0, and the steps of torch 2.13.0: benchbox doctor --peaks" in older
     unmeasured = render_profile(build_profile("c", {}, ranks, {}))
     assert f"shares of the peaks are unknown: no peaks were measured for {GROUP}; run benchbox doctor --peaks" in unmeasured
 
