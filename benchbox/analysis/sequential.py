@@ -75,4 +75,10 @@ def plan_looks(run: Run, resolution: float = RELEVANT, *, search: bool = False) 
     With `search` there is one launch more: the one that chose the fastest batch of a walk is not judged.
     """
     looks = look_launches(max(1, reference_pairs(run.cells.values(), run.reference)))
-    return {"looks": [launches + search for launches in looks], "resolution": resolution, "launches": {}, "settled": {}}
+    return {
+        "looks": [launches + search for launches in looks],
+        "resolution": resolution,
+        "looks_taken": 0,
+        "launches": {},
+        "settled": {},
+    }

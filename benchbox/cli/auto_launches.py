@@ -58,7 +58,8 @@ def run_until_settled(
     """Launch to the number of each look in turn, until all pairs are settled, time is up or the last look was taken.
 
     Cells whose pairs are settled are not launched again. The plan of the run is written with the launches of the last look that
-    is complete, so that a report never judges a part of a look. The same command takes the same looks again from the records.
+    is complete, so that a report never judges a part of a look. Before the first look it has the launches of that one, and says
+    that no look was taken. The same command takes the same looks again from the records.
 
     Args:
         run: with `sequential`; its walks have ended.
@@ -80,7 +81,7 @@ def run_until_settled(
     summary, previous = RunSummary(), int(bool(run.walks))
     for number, launches in enumerate(looks, start=1):
         if number == 1:
-            store.write_run(_at_look(run, launches, early, settled))
+            store.write_run(_at_look(run, launches, early, settled, taken=run.sequential["looks_taken"]))
         cells = [Cell.from_dict(dict(cell)) for cell_id, cell in run.cells.items() if cell_id in active & {*selected}]
         numbers = range(previous + 1, launches + 1)
         summary = summary.followed_by(launch(rounds(cells, numbers)))
@@ -90,7 +91,7 @@ def run_until_settled(
         complete = {cell_id for cell_id in active if all(store.record(cell_id, number) for number in numbers)}
         if look is not None:  # cells that were not selected may lack launches
             early |= dict.fromkeys(active - complete, previous)
-        at_look = _at_look(run, launches, early, settled)
+        at_look = _at_look(run, launches, early, settled, taken=number)
         store.write_run(at_look)
         earlier, look = look, look_at(at_look, store.records())
         _print(console, describe_look(look, earlier, number, len(looks), launches, label))
@@ -109,8 +110,8 @@ def run_until_settled(
     return summary
 
 
-def _at_look(run: "Run", launches: int, early: dict[str, int], settled: "dict[str, Verdict]") -> "Run":
-    sequential = {**(run.sequential or {}), "launches": dict(early), "settled": dict(settled)}
+def _at_look(run: "Run", launches: int, early: dict[str, int], settled: "dict[str, Verdict]", *, taken: int) -> "Run":
+    sequential = {**(run.sequential or {}), "looks_taken": taken, "launches": dict(early), "settled": dict(settled)}
     return replace(run, measure={**run.measure, "launches": launches}, sequential=sequential)
 
 

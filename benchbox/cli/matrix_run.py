@@ -50,12 +50,15 @@ class MatrixRun:
     def launches(self) -> Launches:
         """The selected launches whose number is known before any has run, those of walks left out.
 
-        A run that keeps the looks of an earlier command has none beyond its look, which would not be judged.
+        A run that keeps the looks of an earlier command has those of its look, whatever this one asks for: fewer could not be
+        judged, and nothing would judge more.
         """
         if self.auto and not self.matrix.search:
             return []
-        chosen, planned = launches_of(self.selected, self.matrix.measure), self.run.planned_launches()
-        return [(cell, number) for cell, number in chosen if self.run.sequential is None or number <= planned[cell.cell_id]]
+        planned = self.run.planned_launches()
+        most = max(planned[cell.cell_id] for cell in self.selected.cells)
+        chosen = launches_of(self.selected, replace(self.matrix.measure, launches=most))
+        return [(cell, number) for cell, number in chosen if number <= planned[cell.cell_id]]
 
     def open_walks(self, *, fresh: bool) -> WalkLaunches:
         """Read the plan of the run directory, and return its walks, to go on with; with `fresh` the selected ones anew."""
@@ -128,8 +131,7 @@ def open_matrix_run(
             raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
         run, measure = plan_auto(run, planned, resolution), replace(measure, launches=1)
     store = RunStore(out or Path("runs") / matrix.name)
-    if not fresh:
-        run = follow_earlier_plan(run, store, measure, matrix.policy_dirs)
+    run = follow_earlier_plan(run, store, measure, matrix.policy_dirs, selected if fresh else None)
     return MatrixRun(
         matrix=matrix,
         planned=planned,

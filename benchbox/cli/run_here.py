@@ -49,7 +49,7 @@ def run_here(
             walks.predict(console)
             selected = matrix_run.selected
             repeated = find_records(matrix_run.store, selected.cells, selected.walks) if matrix_run.fresh else []
-            if not matrix_run.auto and (line := describe_earlier_tests(matrix_run.run)):
+            if not matrix_run.auto and (line := describe_earlier_tests(walks.run)):
                 console.print(line, markup=False, soft_wrap=True)
             if matrix_run.launches or not matrix_run.auto:
                 matrix_run.store.write_run(walks.run)

@@ -304,8 +304,9 @@ class WalkLaunches:
         for walk, result in zip(self.run.walks, results, strict=True):
             walk["fastest"] = result.fastest.cell_id if result.search in ENDED and result.fastest else None
         cells = [self._cell(cell_id) for cell_id in self.fastest_batches()]
-        planned, launches = self.run.planned_launches(), rounds(cells, range(2, self.measure.launches + 1))
-        return [(cell, number) for cell, number in launches if number <= planned[cell.cell_id]]
+        planned = self.run.planned_launches()
+        most = max((planned[cell.cell_id] for cell in cells), default=1)
+        return [(cell, number) for cell, number in rounds(cells, range(2, most + 1)) if number <= planned[cell.cell_id]]
 
     def _missing_repeats(self) -> "Launches":
         if not self._statuses():

@@ -89,8 +89,9 @@ class Run:
     measure: Mapping[str, Any]
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
-    # Of `--launches auto`: {"looks": [launches, ...], "resolution": ..., "launches": {cell id: of one that stopped early},
-    # "settled": {ids of both cells of a pair: verdict of the look that settled it, before the last}}
+    # Of `--launches auto`: {"looks": [launches, ...], "resolution": ..., "looks_taken": number of looks that the launches have
+    # had (not in older runs), "launches": {cell id: of one that stopped early}, "settled": {ids of both cells of a pair:
+    # verdict of the look that settled it, before the last}}
     sequential: Mapping[str, Any] | None = None
     walks: Sequence[Walk] = field(default_factory=list)
     # Words of the command that decide what a cell is, of --set and --policy-dir; none in older runs.

@@ -7,25 +7,12 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.sequential import criteria_of
-from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
-from benchbox.launch.resume import pending_launches
-from benchbox.launch.runner import RunSummary
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
-from tests.support.example_run import steady_records
+from tests.support.instant_launches import InstantLaunches
 
 ONE_CELL = ("backends", "--only", "backend=ddp")  # of a shipped matrix
-
-
-def write_records(launches, *, store, measure, fresh=False, **_):
-    """Write records of pending launches, those of ZeRO-2 1.5% slower, as `run_matrix` runs them."""
-    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("pi05")}
-    for cell, number in pending_launches(launches, measure, store, (), fresh=fresh).launches:
-        step_s = 0.203 if cell.backend == "zero2" else 0.2
-        record = steady_records(cell, step_s=step_s, launches=number)[-1]
-        record["environment"] = {**record["environment"], **sources}
-        store.write_record(record | {"steps": measure.steps, "warmup_steps": measure.warmup_steps})
-    return RunSummary()
+write_records = InstantLaunches({"zero2": 0.203})  # 1.5% slower
 
 
 @pytest.mark.parametrize("command", [("run", *ONE_CELL, "--no-estimate"), ("noise", *ONE_CELL)])

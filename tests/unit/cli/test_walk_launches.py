@@ -343,3 +343,21 @@ def test_a_search_for_looks_that_was_interrupted_leaves_no_look_to_keep(tmp_path
     later = replace(machine.open().run, measure=asdict(replace(machine.measure, launches=9)))
     followed = follow_earlier_plan(later, machine.store, machine.measure, ())
     assert (followed.sequential, followed.launches) == (None, 9)
+
+
+def test_walks_are_judged_again_where_any_batch_of_one_is_outdated(tmp_path):
+    """The search may end at another batch."""
+    backends = [replace(START, backend=name) for name in ("fsdp1_full", "zero2")]
+    machine = Machine(tmp_path, lambda _: 6, backends, replace(MEASURE, launches=8), predicted=6, fastest=6)
+    machine.run()
+    run, later = machine.store.run(), machine.open().run
+    pair = "/".join(walk["fastest"] for walk in run.walks)
+    looks = {"looks": [6, 8], "resolution": 0.02, "looks_taken": 2, "settled": {pair: "neutral"}}
+    early = {cell_id: 6 for walk in run.walks for cell_id in walk["cells"]}
+    machine.store.write_run(replace(run, sequential={**looks, "launches": early}))
+    followed = follow_earlier_plan(later, machine.store, machine.measure, ())
+    assert followed.sequential == {**looks, "launches": early}
+    start = machine.store.record(run.walks[0]["cells"][0], 1)
+    machine.store.write_record(start | {"steps": 99})
+    followed = follow_earlier_plan(later, machine.store, machine.measure, ())
+    assert (followed.sequential["settled"], followed.sequential["launches"], followed.launches) == ({}, {}, 8)
