@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, errors_agree, events_agree
 from benchbox.analysis.run_check import LaunchKey, Problem, RunCheck
-from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks
+from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks, SettledPairs
 from benchbox.errors import BenchboxError, RecordError
 from benchbox.spec.cell import Cell
 from benchbox.store.chain import content_sha256, plan_sha256
@@ -228,6 +228,7 @@ RUN_INVARIANTS = (
     RunInvariant("errors are those that the ranks reported", partial(LaunchFolders, compare=errors_agree)),
     RunInvariant("tables are those of the records", _Tables),
     RunInvariant("no batch of a walk fits above one that does not", MonotonicWalks),
+    RunInvariant("pairs that an earlier look settled are so by their launches", SettledPairs),
     RunInvariant("a walk that has ended has both launches of its certificate", Certificates),
 )
 
