@@ -167,7 +167,7 @@ def double_all_flops(record):
         tower |= {name: 2 * tower[name] for name in ("forward", "backward")}
 
 
-FILES = "records are what their ranks wrote"
+FILES, FACTS = "records are what their ranks wrote", "precision is what the facts of the ranks give"
 CHAIN, TABLES = "records are those that the chain has", "tables are those of the records"
 MEASURED = "launches were measured as the plan asks"
 REPORT = "tables of the report follow from the records"
@@ -202,6 +202,16 @@ RUN_CORRUPTIONS = {
         lambda run: edit_plan(run, edit("measure.memory_limit", 2**30)),
         MEASURED,
         "it was measured with memory_limit None, and the plan asks for 1073741824",
+    ),
+    "findings that are gone": (
+        lambda run: edit_record(run, edit("precision.findings", [])),
+        FACTS,
+        "precision.findings differs from the facts of its ranks",
+    ),
+    "another descent quality": (
+        lambda run: edit_record(run, edit("precision.numbers.edq", 1.0)),
+        FACTS,
+        "precision.numbers differs from the facts of its ranks",
     ),
     "a slower launch with the results of its ranks": (
         faster_with_rank_files,
