@@ -7,6 +7,7 @@ from math import isclose
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchbox.analysis.invariant import Invariant, is_partly_frozen
+from benchbox.analysis.plausible_invariants import WHOLE_PARAMETERS
 from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backends
 from benchbox.registry.launch_record import device_type
@@ -17,10 +18,13 @@ from benchbox.spec.cell import Cell
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from benchbox.registry.launch_record import CensusRecord, CollectiveRecord, LaunchRecord, ObservedRecord
+    from benchbox.registry.backends import BackendInfo
+    from benchbox.registry.launch_record import CellDict, CensusRecord, CollectiveRecord, LaunchRecord, ObservedRecord
 
 PADDING = 0.01  # of a flat partition, to a multiple of ranks and of alignment
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+_SIXTEEN_BIT = {"bfloat16", "float16"}
+_ROUNDED = 1e-4  # figures of findings have four decimal places
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _GATHERS = ("all_gather", "broadcast")
 
@@ -151,6 +155,11 @@ def _compilation(record: LaunchRecord) -> Iterable[str] | None:
     return [] if graphs and all(graphs) else [f"requested {mode}, observed {graphs or 'no'} graphs by rank"]
 
 
+def _copies(cell: CellDict, info: BackendInfo) -> int:
+    """Return how often the ranks together hold what a backend shards."""
+    return cell["world_size"] // (cell.get("shard_size") or DEFAULT_SHARD_SIZE) if info.hybrid else 1
+
+
 def _shards(record: LaunchRecord) -> Iterable[str] | None:
     observed, cell = _observed(record), record["cell"]
     info = backends().get(cell["backend"])
@@ -166,7 +175,7 @@ def _shards(record: LaunchRecord) -> Iterable[str] | None:
         return [*messages, f"shards of {len(shards)} ranks, of {cell['world_size']}"]
     copies = len(shards)
     if info.shards_optimizer:
-        copies = cell["world_size"] // (cell.get("shard_size") or DEFAULT_SHARD_SIZE) if info.hybrid else 1
+        copies = _copies(cell, info)
         messages += [f"rank {rank} steps all {trainable} elements" for rank, n in enumerate(shards) if n >= trainable]
     elif set(shards) != {trainable}:
         messages.append(f"every rank steps all {trainable} elements, observed {shards}")
@@ -208,6 +217,22 @@ def _census_sizes(record: LaunchRecord) -> Iterable[str] | None:
     return messages
 
 
+def _parameters(record: LaunchRecord) -> Iterable[str] | None:
+    census, observed, cell = _census(record), record["observed"], record["cell"]
+    info = backends().get(cell["backend"])
+    # Older records have the trainable elements only, and a census has all.
+    if census is None or observed is None or "trainable_numel" not in observed or cell["backend"] not in _BACKENDS or not info:
+        return None
+    entries = [entry for kinds in census.values() for entry in kinds.get("parameter", ())]
+    counted, total = sum(entry["elements"] for entry in entries), observed["total_numel"]
+    copies = cell["world_size"] if cell["backend"] in WHOLE_PARAMETERS else _copies(cell, info)
+    tensors = sum(entry["tensors"] for entry in entries) // cell["world_size"]  # every rank has a part of each
+    padding = tensors * (cell["world_size"] - 1) if cell["backend"] == "zero3" else 0  # to a multiple of the ranks
+    if copies * total <= counted <= copies * total + padding:
+        return []
+    return [f"{counted} elements of parameters in the census of all ranks, and {copies} x {total} are observed"]
+
+
 def _recipe(record: LaunchRecord) -> Iterable[str] | None:
     census, recipe = _census(record), BUILT_IN_RECIPES.get(record["cell"]["recipe"])
     if census is None or recipe is None or record["cell"]["backend"] not in _BACKENDS:
@@ -224,6 +249,44 @@ def _recipe(record: LaunchRecord) -> Iterable[str] | None:
             for kind, dtype in expected
             if kind in dtypes and dtype not in dtypes[kind]
         ]
+    return messages
+
+
+def _numbers(record: LaunchRecord) -> Iterable[str] | None:
+    census, precision, recipe = _census(record), record["precision"], BUILT_IN_RECIPES.get(record["cell"]["recipe"])
+    if census is None or precision is None:
+        return None
+    numbers = precision.get("numbers", {})
+    bounds = {"updates_lost": 1.0, "second_moment_stalled": 1.0}  # shares
+    if recipe is not None and recipe.compensation is None:
+        bounds["edq"] = 2.0  # rounded to the nearest, a weight moves by 0 to 2 of its update
+    return [
+        f"{name} is {value}, and by its definition between 0 and {most:g}"
+        for name, most in bounds.items()
+        if (value := numbers.get(name)) is not None and not 0 <= value <= most
+    ]
+
+
+def _findings(record: LaunchRecord) -> Iterable[str] | None:
+    """Compare the findings with the census, of built-in recipes in which nothing makes up for the rounding of 16 bits."""
+    census, precision, recipe = _census(record), record["precision"], BUILT_IN_RECIPES.get(record["cell"]["recipe"])
+    if census is None or precision is None or recipe is None or recipe.compensation is not None:
+        return None
+    dtypes: dict[str, set[str]] = defaultdict(set)
+    for entry in (entry for kinds in census.values() for entries in kinds.values() for entry in entries if entry["elements"]):
+        dtypes[entry["kind"]].add(entry["dtype"])
+    findings = {finding["code"]: finding for finding in precision["findings"]}
+    messages = []
+    moments = dtypes["exp_avg_sq"] & _SIXTEEN_BIT
+    if moments and not findings.keys() & {"BXP201", "BXP202"}:
+        messages.append(f"second moments in {', '.join(moments)} in the census, and no finding BXP201 or BXP202")
+    stepped = dtypes["master"] or (dtypes["parameter"] if dtypes["exp_avg"] else set())
+    if stepped and stepped <= _SIXTEEN_BIT:
+        if "BXP101" not in findings:
+            messages.append(f"the optimizer steps {', '.join(stepped)} in the census, and no finding BXP101")
+        lost, edq = findings.get("BXP102"), precision.get("numbers", {}).get("edq")
+        if lost is not None and (edq is None or not isclose(lost["evidence"]["edq"], edq, abs_tol=_ROUNDED)):
+            messages.append(f"edq is {edq}, and {lost['evidence']['edq']} in finding BXP102")
     return messages
 
 
@@ -276,7 +339,10 @@ OBSERVED_INVARIANTS = (
     Invariant("compilation is as requested", _compilation),
     Invariant("shards of all ranks add up to what is trained", _shards),
     Invariant("the census has every rank, and the sizes of its shards", _census_sizes),
+    Invariant("parameters of the census are those of the policy", _parameters),
     Invariant("the dtypes of the census are those of the recipe", _recipe),
+    Invariant("numbers of the audit are possible", _numbers),
+    Invariant("16-bit state in the census has its findings", _findings),
     Invariant("collectives carry the gradients, and the parameters that are gathered", _collectives),
     Invariant("reductions of the census are those of the collectives", _reductions),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.registry.launch_record import device_type
+from benchbox.registry.phases import COMPILATION, MEASURED_STAGES, PHASES, PROBED_STEPS, STEP_PARTS
 from benchbox.registry.recipes import BUILT_IN_RECIPES
 
 if TYPE_CHECKING:
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 # Host window and steps are read by different clocks, and a rank enters the window a barrier before its first step.
 CLOCK_TOLERANCE = 0.02
+ROUNDING = 1e-6
 
-_WHOLE_PARAMETERS = ("single", "ddp", "zero1", "zero2")  # on every rank
+# A host is held to its limit in the warm-up, and its peak is that of a later step.
+LIMIT_TOLERANCE = 0.01
+
+WHOLE_PARAMETERS = ("single", "ddp", "zero1", "zero2")  # on every rank
 _SHARDED_MASTERS = ("fsdp1_full", "fsdp1_grad_op", "fsdp1_hybrid", "fsdp1_hybrid_grad_op", "fsdp2", "hsdp")
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -28,6 +33,26 @@ def _status_and_error(record: LaunchRecord) -> Iterable[str] | None:
     if record["status"] != "ok" or error is None:
         return []
     return [f"status ok, and the error is {error['type']}: {error['message']}"]
+
+
+def _error_position(record: LaunchRecord) -> Iterable[str] | None:
+    error = record["error"]
+    if error is None:
+        return None
+    # Steps are numbered from 1 in each stage that has any.
+    steps: dict[str | None, int] = {"warmup": record["warmup_steps"], "measure": record["steps"], "probe": PROBED_STEPS}
+    messages = []
+    for position in (error, *error.get("ranks", ())):
+        rank, stage, step, phase = position["rank"], position.get("stage"), position.get("step"), position["phase"]
+        if rank is not None and not 0 <= rank < record["cell"]["world_size"]:
+            messages.append(f"the error is of rank {rank}, of {record['cell']['world_size']} ranks")
+        if stage is not None and stage not in MEASURED_STAGES:
+            messages.append(f"the error is of stage {stage}, and a launch has no such stage")
+        elif step is not None and "stage" in position and not 1 <= step <= steps.get(stage, 0):
+            messages.append(f"the error is of step {step} of stage {stage}, of {steps.get(stage, 0)} steps")
+        if phase is not None and phase not in (*PHASES, COMPILATION):
+            messages.append(f"the error is of phase {phase}, and a step has no such phase")
+    return messages
 
 
 def _finite(record: LaunchRecord) -> Iterable[str] | None:
@@ -57,6 +82,25 @@ def _positive_times(record: LaunchRecord) -> Iterable[str] | None:
     ]
     for name, phase in (record["phases_s"] or {}).items():
         messages += [f"rank {rank}: negative {name}" for rank, times in enumerate(phase["per_rank"]) if min(times) < 0]
+    return messages
+
+
+def _step_parts(record: LaunchRecord) -> Iterable[str] | None:
+    split, step_time = record.get("step_split_s"), record["step_time_s"]
+    if not split or step_time is None:
+        return None
+    if set(split) != set(STEP_PARTS):
+        return [f"a step has the parts {', '.join(split)}"]
+    messages = []
+    for rank, steps in enumerate(step_time["per_rank"]):
+        parts = [part["per_rank"][rank] for part in split.values()]
+        if any(len(times) != len(steps) or min(times) < 0 for times in parts):
+            messages.append(f"rank {rank}: a part is negative, or of other steps")
+            continue
+        # What is left of a step is `compute`. Nothing is where the clock of the collectives saw waits longer than the step.
+        for step, (part_s, step_s) in enumerate(zip(map(sum, zip(*parts, strict=True)), steps, strict=True)):
+            if not step_s * (1 - ROUNDING) <= part_s <= step_s * (1 + CLOCK_TOLERANCE):
+                messages.append(f"rank {rank}: step {step} took {step_s:.6f} s, and its parts {part_s:.6f} s")
     return messages
 
 
@@ -107,6 +151,22 @@ def _worst_memory(record: LaunchRecord) -> Iterable[str] | None:
     return messages
 
 
+def _memory_limit(record: LaunchRecord) -> Iterable[str] | None:
+    limit, memory, cell = record.get("memory_limit_bytes"), record["memory"], record["cell"]
+    if record["status"] != "ok" or limit is None or memory is None:
+        return None
+    is_host = memory["source"] != "torch.cuda"
+    # On a host a longer batch, or a backbone that trains from a later step on, may need more after the warm-up.
+    if is_host and (cell.get("padding", "full") != "full" or cell["optim"].get("freeze_backbone_steps", 0)):
+        return None
+    most = limit * (1 + LIMIT_TOLERANCE) if is_host else limit
+    return [
+        f"rank {rank}: {size} bytes at the peak, and the limit under which it ran is {limit}"
+        for rank, peak in enumerate(memory["per_rank"])
+        if (size := max(peak["allocated_peak_bytes"] or 0, peak["reserved_peak_bytes"] or 0)) > most
+    ]
+
+
 def _memory_source(record: LaunchRecord) -> Iterable[str] | None:
     memory, observed = record["memory"], record["observed"]
     if memory is None or observed is None:
@@ -134,7 +194,7 @@ def least_state_bytes(record: LaunchRecord) -> list[int] | None:
         return None
     stored, stepped = _BYTES[recipe.storage], _BYTES[recipe.stepped or recipe.storage]
     state = (stepped if recipe.masters else 0) + 2 * stepped
-    if cell["backend"] in _WHOLE_PARAMETERS:
+    if cell["backend"] in WHOLE_PARAMETERS:
         return [stored * observed["total_numel"] + state * shard for shard in shards]
     if cell["backend"] == "zero3":
         return [(stored + state) * shard for shard in shards]
@@ -164,11 +224,14 @@ def _utilisations_agree(record: LaunchRecord) -> Iterable[str] | None:
 
 PLAUSIBLE_INVARIANTS = (
     Invariant("ok means no error", _status_and_error),
+    Invariant("an error is of a rank, stage, step and phase that there are", _error_position),
     Invariant("loss and gradient norm are finite in every step", _finite),
     Invariant("every step takes time", _positive_times),
+    Invariant(f"the parts of a step add up to it on every rank, to at most {CLOCK_TOLERANCE:.0%} more", _step_parts),
     Invariant("a launch lasts at least as long as its steps", _launch_contains_steps),
     Invariant("the host was observed for as long as the steps took", _window_contains_steps),
     Invariant("worst memory = maximum over ranks", _worst_memory),
+    Invariant(f"no peak is above the memory limit, on a host by more than {LIMIT_TOLERANCE:.0%}", _memory_limit),
     Invariant("memory is measured where the device says", _memory_source),
     Invariant("memory holds parameters, masters and moments", _memory_bound),
     Invariant("HFU is not below MFU", _utilisations_agree),

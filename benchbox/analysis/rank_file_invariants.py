@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from benchbox.store.events import RankEvent
     from benchbox.store.rank_result import RankResult
 
-# Keys of a record that are made of the results of ranks and of nothing else
+_OF_JOB = ("warmup_steps", "steps", "memory_limit_bytes")
+
+# Keys of a record that are made of the job, of the results of ranks and of nothing else
 _MERGED = (
+    *_OF_JOB,
     "status",
     "observed",
     "step_time_s",
+    "step_split_s",
     "phases_s",
     "throughput",
     "memory",
@@ -37,6 +41,9 @@ _MERGED = (
     "loss",
     "grad_norm",
 )
+
+# Statuses that only the report of a rank gives a launch, whose error is that report
+_REPORTED = ("oom", "nan", "unsupported")
 
 # An event is written after its step: the writing lies between two events, and is no part of a step.
 EVENT_TOLERANCE_S = 0.010
@@ -56,10 +63,14 @@ def as_ranks_wrote(record: LaunchRecord, folder: Path) -> list[str] | None:
         except RecordError as error:
             if record["status"] == "ok":
                 return [f"ok, and a result is missing: {error}"]
+    job = folder / "job.json"
+    measure = MeasureSpec(
+        warmup_steps=record["warmup_steps"], steps=record["steps"], memory_limit=record.get("memory_limit_bytes")
+    )
     rebuilt: Any = assemble_record(
         cell=Cell.from_dict(dict(record["cell"])),
         launch=record["launch"],
-        measure=MeasureSpec(warmup_steps=record["warmup_steps"], steps=record["steps"]),
+        measure=MeasureSpec.from_dict(read_json(job)["measure"]) if job.is_file() else measure,
         rank_results=results,
         status=record["status"],
         error=record["error"],
@@ -72,7 +83,22 @@ def as_ranks_wrote(record: LaunchRecord, folder: Path) -> list[str] | None:
     different = [key for key in _MERGED if key in recorded and recorded[key] != rebuilt[key]]
     environment, of_ranks = recorded["environment"] or {}, rebuilt["environment"] or {}
     different += [f"environment.{key}" for key, value in of_ranks.items() if environment.get(key) != value]
-    return [f"{key} differs from the results of its ranks" for key in different]
+    return [f"{key} differs from the {'job' if key in _OF_JOB else 'results'} of its ranks" for key in different]
+
+
+def errors_agree(record: LaunchRecord, folder: Path) -> list[str] | None:
+    """Return how the error of a launch contradicts what its ranks reported, or None without events or such an error."""
+    error = record["error"]
+    paths = [folder / f"events-rank{rank}.jsonl" for rank in range(record["cell"]["world_size"])]
+    if record["status"] not in _REPORTED or error is None or not any(path.is_file() for path in paths):
+        return None
+    reported: list[Any] = [event for path in paths for event in read_events(path)[0] if event["event"] == "error"]
+    # The launcher shortens a traceback.
+    recorded = {"status": record["status"], **{key: value for key, value in error.items() if key != "traceback"}}
+    if any(all(event.get(key) == value for key, value in recorded.items()) for event in reported):
+        return []
+    where = f"{error['type']} on rank {error['rank']} in {error.get('stage')} step {error.get('step')}, {error['phase']}"
+    return [f"{record['status']} by {where}: its ranks did not report this error"]
 
 
 def events_agree(record: LaunchRecord, folder: Path) -> list[str] | None:

@@ -11,9 +11,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
+from benchbox.analysis.rank_file_invariants import as_ranks_wrote, errors_agree, events_agree
 from benchbox.analysis.run_check import LaunchKey, Problem, RunCheck
-from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks
+from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks, SettledPairs
 from benchbox.errors import BenchboxError, RecordError
 from benchbox.spec.cell import Cell
 from benchbox.store.chain import content_sha256, plan_sha256
@@ -21,7 +21,7 @@ from benchbox.store.files import read_json
 from benchbox.store.table_reader import TableReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
@@ -43,6 +43,20 @@ class _Plan(RunCheck):
         for cell_id, cell in self._cells.items():
             if (expected := Cell.from_dict(dict(cell)).cell_id) != cell_id:
                 yield None, f"run.json: the configuration of cell {cell_id} has the id {expected}"
+
+
+class _Measured(RunCheck):
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self._measure = store.run().measure
+
+    def add(self, record: LaunchRecord) -> Iterator[str]:
+        recorded: Mapping[str, object] = {**record, "memory_limit": record.get("memory_limit_bytes")}
+        names = ("warmup_steps", "steps", *(("memory_limit",) if "memory_limit_bytes" in record else ()))
+        for name in names:
+            if name in self._measure and recorded[name] != self._measure[name]:
+                text = f"it was measured with {name} {recorded[name]}, and the plan asks for {self._measure[name]}"
+                yield f"{text}: the same command measures it again"
 
 
 class _SameCell(RunCheck):
@@ -127,7 +141,7 @@ class _Chain(RunCheck):
                 yield None, f"the record of launch {launch} of {cell_id} was removed, or the run was killed before writing it"
 
 
-class _Folders(RunCheck):
+class LaunchFolders(RunCheck):
     """Records must agree with the files in the folders of their launches, where there are such files."""
 
     applies = False
@@ -205,13 +219,16 @@ class RunInvariant:
 
 RUN_INVARIANTS = (
     RunInvariant("cells of records are those of the plan", _Plan),
+    RunInvariant("launches were measured as the plan asks", _Measured),
     RunInvariant("launches of a cell have the same shards, sizes and FLOPs", _SameCell),
     RunInvariant("launches ran one after another", _OneAfterAnother),
     RunInvariant("records are those that the chain has", _Chain),
-    RunInvariant("records are what their ranks wrote", partial(_Folders, compare=as_ranks_wrote)),
-    RunInvariant("step times agree with the events of the ranks", partial(_Folders, compare=events_agree)),
+    RunInvariant("records are what their ranks wrote", partial(LaunchFolders, compare=as_ranks_wrote)),
+    RunInvariant("step times agree with the events of the ranks", partial(LaunchFolders, compare=events_agree)),
+    RunInvariant("errors are those that the ranks reported", partial(LaunchFolders, compare=errors_agree)),
     RunInvariant("tables are those of the records", _Tables),
     RunInvariant("no batch of a walk fits above one that does not", MonotonicWalks),
+    RunInvariant("pairs that an earlier look settled are so by their launches", SettledPairs),
     RunInvariant("a walk that has ended has both launches of its certificate", Certificates),
 )
 

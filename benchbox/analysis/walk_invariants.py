@@ -1,11 +1,16 @@
-"""Invariants of walks: what launches show of the largest batch does not contradict itself, and the plan says what they show."""
+"""Invariants of walks and of pairs that are settled: what launches show of the largest batch does not contradict itself, and
+the plan says what they show.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import ENDED, certificates
+from benchbox.analysis.comparability import throughput_effect, verdict_of_effect
 from benchbox.analysis.run_check import Problem, RunCheck
+from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import walk_point
 
@@ -13,17 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from benchbox.registry.launch_record import LaunchRecord
-    from benchbox.store.run import RunStore
+    from benchbox.store.run import Run, RunStore
 
 
-class _OfWalks(RunCheck):
-    """A check of the launches of walks, which are few: it keeps them."""
+class _Kept(RunCheck):
+    """A check of launches that it keeps, where the run has what it is about: walks, or pairs that are settled."""
 
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
         self.run = store.run()
-        self.applies = bool(self.run.walks)
+        self.applies = self.is_about(self.run)
         self.records: list[LaunchRecord] = []
+
+    def is_about(self, run: Run) -> bool:
+        return bool(run.walks)
 
     def add(self, record: LaunchRecord) -> Iterable[str]:
         if self.applies:
@@ -31,7 +39,7 @@ class _OfWalks(RunCheck):
         return ()
 
 
-class MonotonicWalks(_OfWalks):
+class MonotonicWalks(_Kept):
     """No launch that searched may fit at a batch above one that ran out of memory. Those that repeat a batch decide nothing."""
 
     def finish(self) -> Iterator[Problem]:
@@ -46,7 +54,7 @@ class MonotonicWalks(_OfWalks):
                     yield (record["cell_id"], record["launch"]), f"{message} {where}"
 
 
-class Certificates(_OfWalks):
+class Certificates(_Kept):
     """The plan must say of a walk what its launches show, and the search of one that has ended must have ended by them."""
 
     def finish(self) -> Iterator[Problem]:
@@ -70,6 +78,34 @@ class Certificates(_OfWalks):
                     None,
                     f"run.json: the fastest batch of the walk of {first} is {walk['fastest']}, by its launches {fastest}",
                 )
+
+
+class SettledPairs(_Kept):
+    """The verdict of a pair that an earlier look settled must be one that the launches of that look can have.
+
+    Holm's correction makes a p larger, by the other pairs of that look: the verdict was by a p between this one and 1. The plan
+    may have more pairs since, for all of which an interval is wider: that of one pair is accepted too.
+    """
+
+    def is_about(self, run: Run) -> bool:
+        return bool((run.sequential or {}).get("settled"))
+
+    def finish(self) -> Iterator[Problem]:
+        if not self.applies:
+            return
+        run, criteria = self.run, criteria_of(self.run)
+        summaries = summarize(run, self.records)  # without launches after the look at which a cell stopped
+        compared = compare_run(run, summaries, certificates(run, summaries), criteria)
+        for pair in {pair.pair_id: pair for pair in (*compared.cells.values(), *compared.walks)}.values():
+            verdict, effect = criteria.settled.get(pair.pair_id), pair.effect
+            if verdict is None or effect is None or pair.reference is None or pair.is_search:
+                continue
+            effects = effect, throughput_effect(pair.subject, pair.reference, criteria, pairs=1)
+            possible = {verdict_of_effect(effect, p, criteria) for effect in effects for p in (effect.p, 1.0)}
+            if verdict not in possible - {"inconclusive"}:
+                p = "no p" if effect.p is None else f"p {effect.p:.2g} at an alpha of {criteria.alpha:.2g}"
+                shown = f"its launches, up to that look, have a ratio of {effect.ratio:.3f} and {p}"
+                yield None, f"run.json: {pair.pair_id} is settled as {verdict}, and {shown}"
 
 
 def _batch(record: LaunchRecord) -> int:

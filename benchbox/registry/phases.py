@@ -23,6 +23,10 @@ STAGES = (
     "write",
 )
 
+MEASURED_STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "probe", "write")  # of a launch
+
+PROBED_STEPS = 3  # of the stage `probe`: the minimum that shows a pinned weight
+
 CHECKPOINT_LIMIT_S = 7200.0  # after which a rank no longer waits for the files of another one
 
 # Texts of the stages whose names do not say what takes so long.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.quantities import UNKNOWN
 from benchbox.analysis.run_invariants import MadeOfRecords, RunInvariant
 from benchbox.analysis.summary import summarize
+from benchbox.report.audit.recorded_facts import FACTS_INVARIANT
 from benchbox.report.markdown import render_tables, sources_line
 from benchbox.report.view import build_tables
 from benchbox.report.walks import BEST_HEADERS, HEADERS
@@ -160,4 +161,4 @@ def _only(figures: _PrintedTable, table: _PrintedTable, setups: set[str]) -> _Pr
     return replace(figures, rows=rows, left_out=[])
 
 
-REPORT_INVARIANTS = (RunInvariant("tables of the report follow from the records", _PrintedTables),)
+REPORT_INVARIANTS = (RunInvariant("tables of the report follow from the records", _PrintedTables), FACTS_INVARIANT)

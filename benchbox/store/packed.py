@@ -102,8 +102,12 @@ def _rows(path: Path, only: list[str] | None = None) -> Iterator[dict[str, Any]]
             if not file.schema_arrow.equals(_schema()):
                 columns = ", ".join(f"{field.name!r} {field.type}" for field in file.schema_arrow)
                 raise RecordError(f"{path}: not records of benchbox: its columns are {columns:.200}; {_REMEDY}")
+            missing = file.metadata.num_rows
             for batch in file.iter_batches(_GROUP_ROWS, columns=only):
+                missing -= batch.num_rows
                 yield from batch.to_pylist()
+            if missing:  # pages have checksums, and the list of groups has none
+                raise RecordError(f"{path}: {missing} rows of those it names are missing; {_REMEDY}")
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RecordError(f"{path}: cannot be read as Parquet ({reason}); {_REMEDY}") from None

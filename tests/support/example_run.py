@@ -59,6 +59,11 @@ def shard_numel(cell: Cell, rank: int) -> int:
     return (trainable_numel(cell) + rank) // cell.world_size  # whole numbers that add up: the last ranks have one more
 
 
+def parameter_numel(cell: Cell, rank: int) -> int:
+    """Return the elements of parameters that a rank holds: all of the policy, or its part of them."""
+    return 2001 if cell.backend in ("single", "ddp", "zero1", "zero2") else (2001 + rank) // cell.world_size
+
+
 def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, cuda: bool = False) -> dict[str, Any]:
     """Return the content of one rank's `rank<r>.json`. Rank 1 is the slowest; a later launch is a little slower."""
     steps = [step_s * (1 + 0.01 * step + 0.05 * rank + 0.02 * launch) for step in range(MEASURE.steps)]
@@ -148,8 +153,8 @@ def example_precision(cell: Cell, *, cuda: bool = False) -> dict[str, Any]:
             "dtype": dtype,
             "device": f"cuda:{rank}" if cuda else "cpu",
             "tensors": 3,
-            "elements": shard_numel(cell, rank),
-            "bytes": shard_numel(cell, rank) * (4 if dtype == "float32" else 2),
+            "elements": (elements := (parameter_numel if kind == "parameter" else shard_numel)(cell, rank)),
+            "bytes": elements * (4 if dtype == "float32" else 2),
         }
         for rank in range(cell.world_size)
         for kind, dtype in (

@@ -62,11 +62,25 @@ def scale_times(record, factor):
     times = record["step_time_s"]
     times["per_rank"] = [[step * factor for step in steps] for steps in times["per_rank"]]
     times["slowest"] = [max(step) for step in zip(*times["per_rank"], strict=True)]
-    for phase in record["phases_s"].values():
+    for phase in (*record["phases_s"].values(), *record["step_split_s"].values()):
         phase["per_rank"] = [[step * factor for step in steps] for steps in phase["per_rank"]]
     throughput = record["throughput"]
     throughput["global_samples_per_s"] = 2 / ((times["slowest"][0] + times["slowest"][1]) / 2)
     throughput["per_rank_samples_per_s"] = [1 / ((first + second) / 2) for first, second in times["per_rank"]]
+
+
+def as_bf16_pure(record):
+    """Relabel a launch of `bf16_master` whose masters and moments are in 16 bits, in the census too."""
+    relabel(record, recipe="bf16_pure")
+    for entry in record["precision"]["census"]:
+        if entry["kind"] in ("master", "exp_avg", "exp_avg_sq"):
+            entry |= {"dtype": "bfloat16", "bytes": entry["bytes"] // 2}
+
+
+def move_to_transfer(record):
+    parts = record["step_split_s"]
+    parts["compute"]["per_rank"][0][0] -= 1.0
+    parts["transfer"]["per_rank"][0][0] += 1.0
 
 
 def census_of(record, kind):
@@ -94,6 +108,9 @@ ATTENTION = "the attention kernel is the one requested, at every call site"
 SIZES = "micro-batches have the sizes that the padding allows"
 WORST = "worst memory = maximum over ranks"
 THROUGHPUT = "throughput follows from the slowest rank's step times"
+LIMIT = "no peak is above the memory limit, on a host by more than 1%"
+PARTS = "the parts of a step add up to it on every rank, to at most 2% more"
+NUMBERS, FINDINGS = "numbers of the audit are possible", "16-bit state in the census has its findings"
 NULLS = "nothing is unknown without a reason"
 FAILED = {"type": "RuntimeError", "message": "illegal memory access", "rank": 1, "phase": None, "traceback": None}
 
@@ -182,6 +199,27 @@ RECORD_CORRUPTIONS = {  # backend of the record, edit, sentence of the invariant
         "memory holds parameters, masters and moments",
         "alone take",
     ),
+    "a memory limit below the peaks": ("ddp", edit("memory_limit_bytes", 2**20), LIMIT, "limit under which it ran is 1048576"),
+    "more parameters than the census has": (
+        "fsdp2",
+        edit("observed.total_numel", lambda n: n + 1),
+        "parameters of the census are those of the policy",
+        "are observed",
+    ),
+    "half of a part of a step": (
+        "ddp",
+        edit("step_split_s.compute.per_rank.1.0", lambda s: s / 2),
+        PARTS,
+        "rank 1: step 0 took",
+    ),
+    "parts beyond the step": ("ddp", edit("step_split_s.core_wait.per_rank.0.1", 9.0), PARTS, "rank 0: step 1 took"),
+    "a part that is gone": ("ddp", lambda r: r["step_split_s"].pop("rank_wait"), PARTS, "a step has the parts"),
+    "a part below zero": ("ddp", move_to_transfer, PARTS, "rank 0: a part is negative"),
+    "more than every update arrived": ("ddp", edit("precision.numbers.edq", 2.5), NUMBERS, "edq is 2.5"),
+    "updates that were lost and found": ("ddp", edit("precision.numbers.updates_lost", -3.0), NUMBERS, "updates_lost is -3.0"),
+    "moments beyond all": ("ddp", edit("precision.numbers.second_moment_stalled", 1.5), NUMBERS, "between 0 and 1"),
+    "16-bit masters without a finding": ("ddp", as_bf16_pure, FINDINGS, "steps bfloat16 in the census, and no finding BXP101"),
+    "16-bit moments without a finding": ("ddp", as_bf16_pure, FINDINGS, "no finding BXP201 or BXP202"),
     "device memory on a CPU": ("ddp", edit("memory.source", "torch.cuda"), "memory is measured where the device says", "cpu"),
     "a NaN loss beside ok": ("ddp", edit("loss.1", None), "loss and gradient norm are finite in every step", "loss of step 1"),
     "an infinite norm beside ok": (

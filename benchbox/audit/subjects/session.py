@@ -9,13 +9,14 @@ from benchbox.audit.subjects.contract import recipe_contract
 from benchbox.measure.phases import NONE, Instrument
 from benchbox.measure.probe import StepProbe
 from benchbox.observer.observer import StepObserver
+from benchbox.registry.phases import PROBED_STEPS
 
 if TYPE_CHECKING:
     from benchbox.observer.facts import RankFacts
     from benchbox.registry.recipes import Recipe
     from benchbox.session import Session, StepResult
 
-STEPS = 3  # the minimum that shows a pinned weight
+STEPS = PROBED_STEPS
 
 
 class SessionObservation:

@@ -68,6 +68,8 @@ def test_the_untouched_run_violates_nothing_and_every_invariant_of_its_files_app
     assert [sentence for sentence, count in result.not_applicable.items() if count == len(list(run.records()))] == [
         "reserved >= allocated memory, on every rank",
         "MFU and HFU are between 0 and 1, or null",
+        "an error is of a rank, stage, step and phase that there are",
+        "no peak is above the memory limit, on a host by more than 1%",
         "HFU is not below MFU",
     ]
 
@@ -118,6 +120,11 @@ def faster_with_rank_files(run):
         write_json(file, result)
 
 
+def swap_parts(record):
+    parts = record["step_split_s"]
+    parts["compute"], parts["transfer"] = parts["transfer"], parts["compute"]
+
+
 def swap_launches(run):
     first, second = (json.loads(path_of(run, launch=launch).read_text()) for launch in (1, 2))
     write_json(path_of(run, launch=1), second | {"launch": 1})
@@ -160,7 +167,9 @@ def double_all_flops(record):
         tower |= {name: 2 * tower[name] for name in ("forward", "backward")}
 
 
+FILES, FACTS = "records are what their ranks wrote", "precision is what the facts of the ranks give"
 CHAIN, TABLES = "records are those that the chain has", "tables are those of the records"
+MEASURED = "launches were measured as the plan asks"
 REPORT = "tables of the report follow from the records"
 
 RUN_CORRUPTIONS = {
@@ -173,6 +182,36 @@ RUN_CORRUPTIONS = {
         lambda run: edit_record(run, edit("loss", [3.0, 2.0, 1.0])),
         "records are what their ranks wrote",
         "loss differs",
+    ),
+    "a wait that was work": (
+        lambda run: edit_record(run, swap_parts),
+        FILES,
+        "step_split_s differs from the results of its ranks",
+    ),
+    "another memory limit": (
+        lambda run: edit_record(run, edit("memory_limit_bytes", 2**40)),
+        FILES,
+        "memory_limit_bytes differs from the job of its ranks",
+    ),
+    "a plan of more steps": (
+        lambda run: edit_plan(run, edit("measure.steps", 50)),
+        MEASURED,
+        "it was measured with steps 2, and the plan asks for 50: the same command measures it again",
+    ),
+    "a plan with a memory limit": (
+        lambda run: edit_plan(run, edit("measure.memory_limit", 2**30)),
+        MEASURED,
+        "it was measured with memory_limit None, and the plan asks for 1073741824",
+    ),
+    "findings that are gone": (
+        lambda run: edit_record(run, edit("precision.findings", [])),
+        FACTS,
+        "precision.findings differs from the facts of its ranks",
+    ),
+    "another descent quality": (
+        lambda run: edit_record(run, edit("precision.numbers.edq", 1.0)),
+        FACTS,
+        "precision.numbers differs from the facts of its ranks",
     ),
     "a slower launch with the results of its ranks": (
         faster_with_rank_files,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from benchbox.analysis.invariants import INVARIANTS, verify_records
 from benchbox.analysis.plausible_invariants import least_state_bytes
-from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
+from benchbox.analysis.rank_file_invariants import as_ranks_wrote, errors_agree, events_agree
 from benchbox.store.files import write_json
 from benchbox.store.host_state import merge_host_state
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, rank_result
 from tests.support.host_states import busy_state, quiet_state, rank_host
+from tests.support.record_corruptions import FINDINGS, LIMIT, NUMBERS, PARTS
 
 
 def violations(record):
@@ -239,11 +240,168 @@ def test_every_figure_and_the_environment_are_compared_with_the_results_of_the_r
     record = example_record()
     assert as_ranks_wrote(record, tmp_path) == []
     merged = dict.fromkeys(("observed", "step_time_s", "phases_s", "throughput", "memory", "collectives", "flops"))
-    merged |= dict.fromkeys(("samples", "loss", "grad_norm"))
+    merged |= dict.fromkeys(("samples", "loss", "grad_norm")) | {"step_split_s": {}}
     for key, value in (merged | {"mfu": 0.9, "hfu": 0.9, "host": quiet_state()}).items():
         assert as_ranks_wrote({**record, key: value}, tmp_path) == [f"{key} differs from the results of its ranks"]
     elsewhere = record | {"environment": record["environment"] | {"torch": "9.9"}}
     assert as_ranks_wrote(elsewhere, tmp_path) == ["environment.torch differs from the results of its ranks"]
+
+
+def test_steps_and_the_memory_limit_are_compared_with_the_job_of_the_ranks(tmp_path):
+    for rank in range(2):
+        write_json(tmp_path / f"rank{rank}.json", rank_result(CELL, rank))
+    write_json(tmp_path / "job.json", {"measure": asdict(replace(MEASURE, memory_limit=200 * MIB))})
+    record = example_record() | {"memory_limit_bytes": 200 * MIB}
+    assert as_ranks_wrote(record, tmp_path) == []
+    for key, value in {"memory_limit_bytes": 400 * MIB, "warmup_steps": 9, "steps": 9}.items():
+        assert f"{key} differs from the job of its ranks" in as_ranks_wrote({**record, key: value}, tmp_path)
+
+
+POSITION = "an error is of a rank, stage, step and phase that there are"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": 7}, "the error is of rank 7, of 2 ranks"),
+        ({"rank": -1}, "the error is of rank -1, of 2 ranks"),
+        ({"stage": "train"}, "the error is of stage train, and a launch has no such stage"),
+        ({"step": 0}, "the error is of step 0 of stage warmup, of 1 steps"),
+        ({"step": 2}, "the error is of step 2 of stage warmup, of 1 steps"),
+        ({"stage": "measure", "step": 5}, "the error is of step 5 of stage measure, of 4 steps"),
+        ({"stage": "probe", "step": 4}, "the error is of step 4 of stage probe, of 3 steps"),
+        ({"stage": "build", "step": 1}, "the error is of step 1 of stage build, of 0 steps"),
+        ({"phase": "thinking"}, "the error is of phase thinking, and a step has no such phase"),
+        ({"ranks": [{"rank": 2, "stage": "warmup", "step": 1, "phase": None}]}, "the error is of rank 2, of 2 ranks"),
+    ],
+    ids=str,
+)
+def test_an_error_where_no_launch_has_been(changes, message):
+    error = OOM | {"stage": "warmup", "step": 1}
+    assert violations(example_record(status="oom", error=error)) == []
+    assert violations(example_record(status="oom", error=error | changes)) == [(POSITION, message)]
+
+
+@pytest.mark.parametrize("stage", [("prepare", None), ("measure", 4), ("measure", None), ("probe", 3), ("write", None)])
+def test_an_error_may_be_in_every_stage_of_a_launch(stage):
+    error = OOM | dict(zip(("stage", "step"), stage, strict=True)) | {"phase": "torch.compile"}
+    assert violations(example_record(status="oom", error=error)) == []
+
+
+def test_an_error_of_memory_is_one_that_a_rank_reported(tmp_path):
+    error = OOM | {"stage": "warmup", "step": 1, "operation": None}
+    record = example_record(status="oom", error=error)
+    assert errors_agree(record, tmp_path) is None, "there are no events"
+    event = {"t": 0.0, "monotonic_s": 1.0, "rank": 1, "event": "error", "status": "oom", **error, "traceback": "in full"}
+    (tmp_path / "events-rank1.jsonl").write_text(json.dumps(event) + "\n")
+    assert errors_agree(record, tmp_path) == []
+    edited = record | {"error": error | {"rank": 0}}
+    where = "OutOfMemoryError on rank 0 in warmup step 1, backward"
+    assert errors_agree(edited, tmp_path) == [f"oom by {where}: its ranks did not report this error"]
+    assert errors_agree(record | {"status": "nan"}, tmp_path) != []
+    assert errors_agree(record | {"status": "crash"}, tmp_path) is None, "the launcher may have found another cause"
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_memory_limit_below_a_peak(cuda):
+    record = example_record(cuda=cuda)
+    peak = max(max(peak.values()) if cuda else peak["allocated_peak_bytes"] for peak in record["memory"]["per_rank"])
+    assert violations(record | {"memory_limit_bytes": peak}) == []
+    low = int(peak * 0.98)
+    message = f"rank 1: {peak} bytes at the peak, and the limit under which it ran is {low}"
+    assert violations(record | {"memory_limit_bytes": low}) == [(LIMIT, message)]
+    within = violations(record | {"memory_limit_bytes": int(peak * 0.995)})
+    assert bool(within) is cuda, "a host is held to its limit in the warm-up only"
+
+
+@pytest.mark.parametrize("changes", [{"padding": "longest"}, {"optim": replace(CELL.optim, freeze_backbone_steps=1)}], ids=str)
+def test_a_host_may_need_more_than_its_limit_where_later_steps_need_more(changes):
+    record = example_record(replace(CELL, **changes)) | {"memory_limit_bytes": MIB}
+    assert LIMIT not in [sentence for sentence, _ in violations(record)]
+
+
+def split_record():
+    """Return a record whose ranks compute for a part of each step and wait for the rest."""
+    record = example_record()
+    shares = {"data_wait": 0.1, "compute": 0.5, "core_wait": 0.0, "rank_wait": 0.3, "transfer": 0.1}
+    ranks = record["step_time_s"]["per_rank"]
+    split = {part: {"per_rank": [[share * step for step in steps] for steps in ranks]} for part, share in shares.items()}
+    return record | {"step_split_s": split, "step_split_reason": None}
+
+
+@pytest.mark.parametrize(("factor", "is_broken"), [(1.0, False), (0.99, True), (1.03, False), (1.05, True)])
+def test_parts_add_up_to_their_step_of_every_rank(factor, is_broken):
+    record = split_record()
+    steps = record["step_split_s"]["compute"]["per_rank"][1]
+    steps[2] *= factor  # of a part that is half of the step
+    found = violations(record)
+    assert bool(found) is is_broken
+    if is_broken:
+        ((sentence, message),) = found
+        assert sentence == PARTS
+        assert message.startswith("rank 1: step 2 took ")
+
+
+def test_parts_that_a_step_does_not_have():
+    record = split_record()
+    del record["step_split_s"]["transfer"]
+    assert violations(record) == [(PARTS, "a step has the parts data_wait, compute, core_wait, rank_wait")]
+    record = split_record()
+    for part, change in (("compute", -1.0), ("transfer", 1.0)):
+        record["step_split_s"][part]["per_rank"][0][0] += change
+    assert violations(record) == [(PARTS, "rank 0: a part is negative, or of other steps")]
+    record = split_record()
+    record["step_split_s"]["compute"]["per_rank"][0].pop()
+    assert violations(record) == [(PARTS, "rank 0: a part is negative, or of other steps")]
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "most"),
+    [("edq", 2.5, 2), ("edq", -0.5, 2), ("updates_lost", -3.0, 1), ("updates_lost", 1.1, 1), ("second_moment_stalled", 2.0, 1)],
+)
+def test_numbers_of_the_audit_beyond_their_definitions(number, value, most):
+    record = example_record()
+    record["precision"]["numbers"][number] = value
+    assert violations(record) == [(NUMBERS, f"{number} is {value}, and by its definition between 0 and {most}")]
+
+
+def test_rounding_at_random_may_move_weights_by_more_than_their_updates():
+    record = example_record(replace(CELL, recipe="bf16_stochastic"))
+    record["precision"]["numbers"]["edq"] = 2.5
+    assert violations(record) == []
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero2"])
+def test_16_bit_state_in_the_census_without_its_findings(backend):
+    record = example_record(replace(CELL, backend=backend, recipe="bf16_pure"))
+    record["precision"]["numbers"]["edq"] = 0.61
+    findings = [{"code": code} for code in ("BXP101", "BXP202")]
+    lost = {"code": "BXP102", "evidence": {"edq": 0.61}}
+    record["precision"]["findings"] = [*findings, lost]
+    assert violations(record) == []
+    record["precision"]["findings"] = []
+    assert violations(record) == [
+        (FINDINGS, "second moments in bfloat16 in the census, and no finding BXP201 or BXP202"),
+        (FINDINGS, "the optimizer steps bfloat16 in the census, and no finding BXP101"),
+    ]
+    record["precision"] |= {"findings": [*findings, lost], "numbers": {"edq": 1.0}}
+    assert violations(record) == [(FINDINGS, "edq is 1.0, and 0.61 in finding BXP102")]
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero2", "zero3", "fsdp1_full", "fsdp2"])
+@pytest.mark.parametrize("change", [-10, 1])
+def test_more_or_fewer_parameters_than_the_census_has(backend, change):
+    record = example_record(replace(CELL, backend=backend))
+    assert violations(record) == []
+    record["observed"]["total_numel"] += change
+    sentence = "parameters of the census are those of the policy"
+    messages = [message for broken, message in violations(record) if broken == sentence]
+    counted = 4002 if backend in ("ddp", "zero2") else 2001
+    copies = 2 if backend in ("ddp", "zero2") else 1
+    expected = f"{counted} elements of parameters in the census of all ranks, and {copies} x {2001 + change} are observed"
+    assert messages == [expected]
+    del record["observed"]["trainable_numel"]
+    assert sentence not in [broken for broken, _ in violations(record)], "an older record has no number of all parameters"
 
 
 def write_events(folder, gap_s):

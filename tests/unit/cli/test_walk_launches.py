@@ -20,7 +20,7 @@ from benchbox.spec.matrix import BatchSearch
 from tests.support.example_run import MEASURE, example_record
 from tests.support.walks import OUT_OF_MEMORY, START, Killed, Machine, cameras
 
-ONE_LAUNCH = replace(MEASURE, launches=1, memory_limit=2**25)
+ONE_LAUNCH = replace(MEASURE, launches=1, memory_limit=2**30)
 
 
 def test_every_batch_is_a_cell_of_the_plan_with_a_launch_of_its_own(tmp_path):
@@ -122,7 +122,7 @@ def test_launches_of_one_walk_bound_another(tmp_path):
 def test_another_memory_limit_begins_the_walk_anew(tmp_path):
     machine = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
     machine.run()
-    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**26), lambda _: 11, 11
+    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**31), lambda _: 11, 11
     machine.run()
     assert machine.batches == [2, 6, 7, 2, 11, 12]
     assert [cell["batch"] for cell in machine.store.run().cells.values()] == [2, 11, 12]
@@ -133,7 +133,7 @@ def test_a_walk_that_other_walks_end_under_another_limit_keeps_no_record_of_the_
     """The launch at its first batch was ok under the earlier limit, and is not repeated."""
     machine = Machine(tmp_path, lambda _: 6, starts=cameras(4, 8), measure=ONE_LAUNCH, predicted=6)
     machine.run()
-    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**20), lambda _: 0, 0
+    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**29), lambda _: 0, 0
     _, summary = machine.run()
     run = machine.store.run()
     assert [cell["cams"] for cell in run.cells.values()] == [4, 4], "batches 2 and 1"
@@ -147,7 +147,7 @@ def test_a_first_batch_that_is_beyond_another_walk_keeps_no_record_of_an_earlier
     machine = Machine(tmp_path, lambda _: 6, starts=cameras(4, 8), search=BatchSearch(start=4), measure=ONE_LAUNCH, predicted=6)
     machine.starts = tuple(replace(cell, batch=4) for cell in machine.starts)
     machine.run()
-    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**20), lambda _: 2, 2
+    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**29), lambda _: 2, 2
     machine.run()
     results = certificates(machine.store.run(), summarize(machine.store.run(), machine.store.records()))
     assert [(result.outcome, result.largest.cell["batch"]) for result in results] == [("complete", 2)] * 2
@@ -157,7 +157,7 @@ def test_a_first_batch_that_is_beyond_another_walk_keeps_no_record_of_an_earlier
 def test_a_prediction_is_made_once_for_a_memory_limit(tmp_path):
     earlier = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
     earlier.run()
-    for memory_limit, predicted in ((ONE_LAUNCH.memory_limit, 6), (2**26, None)):
+    for memory_limit, predicted in ((ONE_LAUNCH.memory_limit, 6), (2**31, None)):
         described = replace(earlier.store.run(), walks=[], measure=asdict(replace(ONE_LAUNCH, memory_limit=memory_limit)))
         (walk,) = plan_walks(described, earlier.starts, earlier.search, earlier.store.run()).walks
         assert walk["predicted_batch"] == predicted

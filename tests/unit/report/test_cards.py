@@ -73,7 +73,7 @@ def test_a_card_has_all_that_is_known_about_its_cell_and_an_axis_only_in_its_tit
         ("rank 1", "step 217 ms, peak allocated 160 MiB", ""),
     )
     assert rows["Census, all ranks"][:2] == (
-        ("parameter", "bfloat16 on cpu: 2,001 elements", "3.91 KiB"),
+        ("parameter", "bfloat16 on cpu: 4,002 elements", "7.82 KiB"),
         ("master", "float32 on cpu: 2,001 elements", "7.82 KiB"),
     )
     folder = f"cells/{failed.cell_id}"
