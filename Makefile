@@ -37,12 +37,19 @@ perf-baseline: $(VENV)/.installed-dev
 	done
 	$(BIN)/benchbox baseline promote $(ADD) build/perf-runs/*.json
 
-# Style, types, import directions, names and docstrings.
+# Style, types, import directions, names and docstrings. mypy takes most of the time, and the others run beside it.
+LINTS := lint-types lint-style lint-imports lint-names
+.PHONY: $(LINTS)
 lint: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync $(LINTS)
+lint-types:
+	$(BIN)/mypy
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+lint-imports:
 	$(BIN)/lint-imports
+lint-names:
 	$(BIN)/python .ci/lint_names.py
 
 # The unit tests and a cell of three backends at the lowest and the highest versions of all dependencies: see CONTRIBUTING.md.
