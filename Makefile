@@ -19,17 +19,13 @@ test test-all: $(VENV)/.installed-dev
 # of processes wait for a third of their time.
 PARALLEL := --numprocesses $(shell expr $$($(PYTHON) -c 'import os; print(min(3, os.cpu_count()))') + 1) --dist loadfile --no-loadscope-reorder
 
-# Measure the ratios of tests/perf, and check them against the bounds of the tests and the baseline of this machine. What fails is
-# measured once more: a moment of other load, on which 30 ratios have 30 chances, does not come twice, and a regression does. Of
-# tests that miss their bounds only those are repeated, of the baseline all.
+# Measure the ratios of tests/perf, those that fail once more (tests/support/perf_run.py), and check them against the bounds of the
+# tests and the baseline of this machine.
 PERF_JSON := build/perf.json
-PERF_TESTS := $(BIN)/python -m pytest tests/perf --capture no
-MEASURE_RATIOS := $(PERF_TESTS) --benchmark-json $(PERF_JSON)
-CHECK_RATIOS := $(BIN)/benchbox check $(PERF_JSON)
 perf: $(VENV)/.installed-dev
 	@mkdir -p $(dir $(PERF_JSON))
-	$(MEASURE_RATIOS) || $(PERF_TESTS) --last-failed
-	$(CHECK_RATIOS) || { $(MEASURE_RATIOS) && $(CHECK_RATIOS); }
+	$(BIN)/python -m tests.support.perf_run $(PERF_JSON)
+	$(BIN)/benchbox check $(PERF_JSON)
 
 # Measure that baseline anew by several runs of the tests, on an idle machine: they give the spread that the check allows. With
 # ADD=FILE, a baseline that stays true, its runs are kept beside the new ones: those of one day alone show too little of the spread.
@@ -41,12 +37,19 @@ perf-baseline: $(VENV)/.installed-dev
 	done
 	$(BIN)/benchbox baseline promote $(ADD) build/perf-runs/*.json
 
-# Style, types, import directions, names and docstrings.
+# Style, types, import directions, names and docstrings. mypy takes most of the time, and the others run beside it.
+LINTS := lint-types lint-style lint-imports lint-names
+.PHONY: $(LINTS)
 lint: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync $(LINTS)
+lint-types:
+	$(BIN)/mypy
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+lint-imports:
 	$(BIN)/lint-imports
+lint-names:
 	$(BIN)/python .ci/lint_names.py
 
 # The unit tests and a cell of three backends at the lowest and the highest versions of all dependencies: see CONTRIBUTING.md.

@@ -40,13 +40,16 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 class _SharedServers:
-    """Plugin of the main process that starts the fork servers when a test needs ranks. Workers of pytest-xdist use them too."""
+    """Plugin of the main process that starts the fork servers when a test needs ranks. Workers of pytest-xdist use them too.
+
+    Without workers they start with the first such test: while they import, those of `tests/perf` before it would measure.
+    """
 
     def __init__(self) -> None:
         self._servers = SharedForkServers()
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if not session.config.option.collectonly and any(item.get_closest_marker("ranks") for item in session.items):
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item.get_closest_marker("ranks"):
             self._servers.start()
 
     @pytest.hookimpl(optionalhook=True)
@@ -92,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note the variables that shared fork servers have: those of the main process, which starts them now."""
+    """Note the variables that shared fork servers have: those of the main process, which starts them."""
     if _is_worker(session.config):
         _variables.difference_update([name for name in os.environ if name.startswith("PYTEST_XDIST_")])
     else:

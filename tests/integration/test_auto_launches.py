@@ -37,7 +37,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, s
     """Return the run directory, and the output of a command without time and of the one that continues it."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "auto.yaml").write_text(MATRIX)
-    policies = write_waiting_policy(folder, fast=0.1, slow=0.4)
+    policies = write_waiting_policy(folder, fast=0.05, slow=0.2)
     command = ["run", folder / "auto.yaml", "--out", folder / "run", "--policy-dir", policies]
     outputs = []
     for budget in ("0.001s", "10m"):
@@ -74,7 +74,7 @@ def test_every_invariant_holds(commands: tuple[RunStore, str, str]) -> None:
 
 def test_a_budget_that_ends_among_cells_beside_the_walks_leaves_a_run(tmp_path: Path) -> None:
     (tmp_path / "auto.yaml").write_text(f"{MATRIX}include:\n  - {{size: slow, batch: 1, seed: 1}}\n")
-    policies = write_waiting_policy(tmp_path, fast=0.1, slow=0.4)
+    policies = write_waiting_policy(tmp_path, fast=0.05, slow=0.2)
     command = ["run", tmp_path / "auto.yaml", "--out", tmp_path / "run", "--policy-dir", policies, "--no-estimate"]
     done = run_in_process(*command, "--launches", "auto", "--budget", "0.001s")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,6 @@ from benchbox.launch.profiling import profile_cell
 from benchbox.measure.environment import environment
 from benchbox.measure.peaks import peak_dtypes
 from benchbox.report.profile import render_profile
-from benchbox.spec.cell import Cell
 from benchbox.store.peaks import MeasuredPeaks, read_peaks
 from benchbox.store.run import RunStore
 from tests.support.launchers import MEASURE, DirectLauncher, cell
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "reports" / "policies"
-COMPILED = ROOT / "reports" / "compile"
 SIZES = {
     "matmul": {"large": (1, 512, 512, 512), "thin": (1, 64, 256, 256), "batched": (8, 64, 64, 16)},
     "copy": 2**24,
@@ -149,30 +147,6 @@ def test_the_optimizer_moves_at_least_the_bytes_of_masters_moments_and_weights(p
     assert row["collective_bytes"] == 0
     (backward,) = (row for row in profile["phases"] if row["phase"] == "backward")
     assert backward["collective_bytes"] >= 2 * 0.9 * parameters, "DDP reduces bfloat16 gradients"
-
-
-def test_of_a_compiled_cell_bytes_that_are_fused_and_towers_of_mixed_layers_are_unknown(tmp_path: Path) -> None:
-    """Its products stay operations: all FLOPs of the same cell without compilation are counted."""
-    selected = ("--only", "backend=single, compile=blocks", "--set", "measure={warmup_steps: 2, steps: 3, launches: 1}")
-    text = invoke("profile", ROOT / "matrices" / "compile.yaml", *selected, "--out", tmp_path / "out")
-    profile = json.loads((tmp_path / "out" / "profile.json").read_text())
-    (rank,) = profile["ranks"]
-    assert rank["compilation"]["graphs"] > 0
-    assert profile["compilation_doubts"] == []
-    rows = {row["phase"]: row for row in profile["phases"]}
-    for phase in ("forward", "backward"):
-        assert rows[phase]["bytes"] is rows[phase]["bytes_per_s"] is rows[phase]["of_memory"] is None
-        assert f"{phase}: {rows[phase]['bytes_reason']}\n" in text
-        towers = {row["tower"]: row["flops"] for row in profile["towers"] if row["phase"] == phase}
-        assert min(towers[name] for name in ("unknown", "vision", "head")) > 0
-        assert towers["unknown"] > 0.9 * sum(towers.values())
-        assert towers["none"] <= 0.1 * sum(towers.values())
-    assert "unknown: torch.compile has made one function of several towers\n" in text
-    assert rows["optimizer"]["bytes"] > 0
-    plain = Cell.from_dict(profile["cell"] | {"compile": "off"})
-    assert plain.cell_id in {record["cell_id"] for record in RunStore(COMPILED).records()}
-    (flops,) = {record["flops"]["model_flops_per_step"] for record in RunStore(COMPILED).records()}  # type: ignore[index]
-    assert sum(product["flops"] for product in rank["products"]) == flops + profile["recomputed_flops"]
 
 
 def test_with_peaks_phases_with_products_have_their_share_and_the_text_says_it(profile: Any, folder: Path) -> None:

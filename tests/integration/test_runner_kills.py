@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ranks
 
 # `BENCHBOX_KILLS=100` takes five minutes.
-KILLS = int(os.environ.get("BENCHBOX_KILLS", "4"))
+KILLS = int(os.environ.get("BENCHBOX_KILLS", "2"))
 
 
 def test_no_launch_is_lost_or_measured_twice_and_no_process_is_left(tmp_path: Path) -> None:

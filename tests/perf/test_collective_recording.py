@@ -19,7 +19,7 @@ from tests.support.ratios import record_ratio
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.perf
+pytestmark = [pytest.mark.perf, pytest.mark.ranks]
 
 ALLOWED = 0.01
 SCRIPT = """
@@ -42,7 +42,7 @@ print(min(costs))
 """
 
 
-PAIRS = 4  # of processes: a virtual core may be slower for as long as one of them runs
+PAIRS = 2  # of processes: a virtual core may be slower for as long as one of them runs
 
 
 def added_cost_s() -> float:

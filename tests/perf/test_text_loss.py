@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import time
-from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +27,6 @@ head_cross_entropy = importlib.import_module("benchbox_policies._layers.nn.cross
 
 VOCABULARY, WIDTH = 257_152, 64  # the width of pi05 is 2048: its weight would hide the logits on a small machine
 SAMPLES, TOKENS = 16, 52
-ROUNDS = 3
 
 
 def all_logits(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -36,7 +34,10 @@ def all_logits(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_the_cross_entropy_of_the_head_takes_a_fraction_of_the_memory_of_all_logits(benchmark, capsys) -> None:
-    """832 tokens, forward and backward, interleaved in one process. One product of four is a recomputation."""
+    """832 tokens, forward and backward, one after the other in one process. One product of four is a recomputation.
+
+    The time was 0.39 to 0.60 of that of all logits: one step of each tells it from the bound.
+    """
     x = torch.randn(SAMPLES, TOKENS, WIDTH, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, requires_grad=True)
     targets = torch.randint(0, VOCABULARY, (SAMPLES, TOKENS))
@@ -52,14 +53,14 @@ def test_the_cross_entropy_of_the_head_takes_a_fraction_of_the_memory_of_all_log
         with TensorStorageTracker([x, weight]) as tracker:
             step(function)
         peaks[function] = tracker.peak_bytes
-    ratios = [step(head_cross_entropy) / step(all_logits) for _ in range(ROUNDS)]
-    benchmark.pedantic(step, args=(head_cross_entropy,), rounds=1)
+    ratio = benchmark.pedantic(step, args=(head_cross_entropy,), rounds=1) / step(all_logits)
     before, after = peaks[all_logits], peaks[head_cross_entropy]
     record_ratio(benchmark, "peak_memory_over_all_logits", after / before, better="lower", goal=0.5)
-    record_ratio(benchmark, "time_over_all_logits", ratios, better="lower")
+    record_ratio(benchmark, "time_over_all_logits", ratio, better="lower", goal=1.0)
     with capsys.disabled():
         print(
             f"\ntext loss of {SAMPLES * TOKENS} tokens over {VOCABULARY} words: peak {before / 2**20:.0f} MiB with all logits, "
-            f"{after / 2**20:.0f} MiB in chunks ({after / before:.2f}); {median(ratios):.2f} of the time"
+            f"{after / 2**20:.0f} MiB in chunks ({after / before:.2f}); {ratio:.2f} of the time"
         )
     assert after < before / 2
+    assert ratio < 1
