@@ -21,7 +21,6 @@ from benchbox.spec.load import load_matrix
 from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
 from benchbox.store.events import read_events
 from tests.support.namespaces import two_hosts
-from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     import subprocess
@@ -173,36 +172,29 @@ def start_training(hosts: tuple[Host, Host], folder: Path, attempt: str) -> list
     ]
 
 
-@pytest.mark.parametrize(
-    ("number", "also_to_rank"),
-    in_tiers([(signal.SIGUSR1, False), (signal.SIGTERM, True)], lambda case: case[0] is signal.SIGUSR1),
-    ids=["SIGUSR1", "SIGTERM"],
-)
 def test_a_signal_to_another_node_stops_a_training_after_a_step_with_a_checkpoint(
-    hosts: tuple[Host, Host], folder: Path, number: signal.Signals, also_to_rank: bool
+    hosts: tuple[Host, Host], folder: Path
 ) -> None:
-    """Sent to its command alone, or also to its rank, as Slurm does; the rank is asked by its command first.
-
-    The second of the two resumes what the first has stopped.
-    """
+    """Sent to its command alone, or also to its rank, as Slurm does; the rank is asked by its command first."""
     (folder / "t.yaml").write_text(TRAINING)
     metrics = folder / "t" / "metrics.jsonl"
-    rows = len(metrics.read_text().splitlines()) if metrics.exists() else 0
-    nodes = start_training(hosts, folder, number.name)
-    deadline = time.monotonic() + LIMIT_S
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < rows + 2:
-        assert all(node.poll() is None for node in nodes), (folder / f"{number.name}-0.log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    (start, *_), _ = read_events(folder / "t" / "launch" / "events-rank1.jsonl")
-    nodes[1].send_signal(number)
-    if also_to_rank:
-        time.sleep(0.5)  # the command asks its rank within this time, and a step takes longer
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(start["pid"]).send_signal(number)
-    codes = [node.wait(LIMIT_S) for node in nodes]
-    log = (folder / f"{number.name}-0.log").read_text()
-    assert codes == [130, 130], log
-    steps = checkpoint_steps(list_checkpoints(folder / "t" / "checkpoints")[-1])
-    assert steps == len(metrics.read_text().splitlines()) > rows
-    assert f"stopped: asked to stop, after step {steps}" in log
+    for number, also_to_rank in ((signal.SIGUSR1, False), (signal.SIGTERM, True)):
+        rows = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        nodes = start_training(hosts, folder, number.name)
+        deadline = time.monotonic() + LIMIT_S
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < rows + 2:
+            assert all(node.poll() is None for node in nodes), (folder / f"{number.name}-0.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (start, *_), _ = read_events(folder / "t" / "launch" / "events-rank1.jsonl")
+        nodes[1].send_signal(number)
+        if also_to_rank:
+            time.sleep(0.5)  # the command asks its rank within this time, and a step takes longer
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(start["pid"]).send_signal(number)
+        codes = [node.wait(LIMIT_S) for node in nodes]
+        log = (folder / f"{number.name}-0.log").read_text()
+        assert codes == [130, 130], log
+        steps = checkpoint_steps(list_checkpoints(folder / "t" / "checkpoints")[-1])
+        assert steps == len(metrics.read_text().splitlines()) > rows
+        assert f"stopped: asked to stop, after step {steps}" in log
