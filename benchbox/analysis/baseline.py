@@ -64,8 +64,8 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     """Return the baseline of a run in which every planned launch ended ok.
 
     Raises:
-        ThresholdError: a cell failed or is missing, or a walk has not ended: a baseline with holes would make later
-            failures look expected. Or launches were not all measured with the same versions.
+        ThresholdError: a cell failed or is missing, or a walk does not show its largest batch: a baseline with holes would
+            make later failures look expected. Or launches were not all measured with the same versions.
     """
     holes = [summary for summary in summaries if not summary.complete]
     if holes or not summaries:
@@ -76,19 +76,19 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
             f"{run.launches} launches{example}"
         )
     for result in certificates(run, summaries):
-        if result.outcome == "unfinished":
+        if not result.is_conclusive:
             others = [field for field in varying_fields(summary.cell for summary in summaries) if field != "batch"]
             cell = label(result.batches[0].cell, others)
-            raise ThresholdError(f"a baseline needs walks that have ended: {cell}: {result.reason}")
+            raise ThresholdError(f"a baseline needs walks that show their largest batch: {cell}: {result.reason}")
     if mixed := mixed_environment(record for summary in summaries for record in summary.records):
         raise ThresholdError(f"{'; '.join(mixed.values())}: measure all anew, `benchbox run {run.matrix_file} --fresh`")
     summaries = [summary for summary in summaries if not summary.beyond_memory]
-    searched = run.cells_of_walks
+    searched = {cell_id: {"at_most": walk["at_most"]} for walk in run.walks for cell_id in walk["cells"]}
     cells = {
         summary.cell_id: {
             "cell": dict(summary.cell),
             "values": {name: _values(summary, name, spread) for name, spread in summary.values.items()},
-            "of_walk": summary.cell_id in searched,
+            "walk": searched.get(summary.cell_id),
         }
         for summary in summaries
     }

@@ -46,6 +46,11 @@ class Certificate:
         return self.outcome == "complete"
 
     @property
+    def is_conclusive(self) -> bool:
+        """Return whether launches show what fits: the search has ended, without a failure and without a contradiction."""
+        return self.outcome not in ("unfinished", "failed", "contradictory")
+
+    @property
     def probes(self) -> int:
         """Return the number of launches that searched: the first of every batch."""
         return sum(bool(summary.records) for summary in self.batches)

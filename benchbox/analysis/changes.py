@@ -39,7 +39,7 @@ from benchbox.spec.cell import Cell
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from benchbox.analysis.figures import CellFigures, RunFigures
+    from benchbox.analysis.figures import CellFigures, RunFigures, WalkFigures
     from benchbox.analysis.inference import Effect
     from benchbox.registry.metrics import Metric
     from benchbox.store.noise import Noise
@@ -197,7 +197,7 @@ def _walk_changes(base: RunFigures, head: RunFigures, fields: Sequence[str], ref
     changes = []
     for point, after in head.walks.items():
         before = base.walks.get(point)
-        if before is None or not (before.is_known or after.is_known):
+        if before is None or False in (before.is_walk, after.is_walk) or not (before.is_walk or after.is_walk):
             continue
         old, new = before.largest or 0, after.largest or 0
         change = Change(
@@ -212,12 +212,19 @@ def _walk_changes(base: RunFigures, head: RunFigures, fields: Sequence[str], ref
         )
         if refusal is not None:
             change = replace(change, verdict="incomparable", reason=refusal)
-        elif unfinished := before.unfinished or after.unfinished:
-            change = replace(change, verdict="inconclusive", reason=unfinished)
-        elif new < old and after.at_most is not None and new >= after.at_most:
-            change = replace(change, verdict="neutral", reason=f"at_most {after.at_most} fits, and no larger batch is tried")
+        elif reason := before.reason or after.reason or _why_capped(before, after):
+            change = replace(change, verdict="inconclusive", reason=reason)
         changes.append(change)
     return changes
+
+
+def _why_capped(before: WalkFigures, after: WalkFigures) -> str | None:
+    """Return why the smaller of two largest batches need not be the largest that fits; None where launches show that it is."""
+    old, new = before.largest or 0, after.largest or 0
+    smaller = before if old < new else after
+    if old == new or smaller.at_most is None or min(old, new) < smaller.at_most:
+        return None
+    return f"at_most {smaller.at_most} fits in {'base' if smaller is before else 'head'}, and no larger batch was tried"
 
 
 def _status_change(

@@ -39,8 +39,8 @@ class WalkFigures:
     cell: Mapping[str, Any]  # one of its batches
     largest: int | None  # None: no batch fits
     at_most: int | None = None  # the largest that it may try
-    unfinished: str | None = None  # why it has not ended
-    is_known: bool = True  # False: an older baseline does not say whether these batches are of a walk
+    reason: str | None = None  # why its launches do not show what fits
+    is_walk: bool | None = True  # None: an older baseline does not say whether these batches are of a walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
                 cell=(result.largest or result.batches[0]).cell,
                 largest=None if result.largest is None else result.largest.cell["batch"],
                 at_most=walk["at_most"],
-                unfinished=result.reason if result.outcome == "unfinished" else None,
+                reason=None if result.is_conclusive else result.reason,
             )
             for walk, result in zip(run.walks, certificates(run, summaries), strict=True)
         },
@@ -124,7 +124,7 @@ def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
             reason=None,
             values=values,
             by_launch=by_launch,
-            of_walk=baseline.is_of_walk(cell_id),
+            of_walk=bool(baseline.is_of_walk(cell_id)),
         )
     return RunFigures(
         name=name,
@@ -138,7 +138,8 @@ def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
             point: WalkFigures(
                 cell=baseline.cells[batches[max(batches)]]["cell"],
                 largest=max(batches),
-                is_known=any(baseline.is_of_walk(cell_id) for cell_id in batches.values()),
+                at_most=baseline.at_most(batches[max(batches)]),
+                is_walk=baseline.is_of_walk(batches[max(batches)]),
             )
             for point, batches in baseline_walks(baseline).items()
         },

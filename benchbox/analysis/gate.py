@@ -154,19 +154,21 @@ def _walk_rows(
     baseline: Baseline | None,
     walks: Mapping[str, Mapping[int, str]],
 ) -> Iterator[GateRow]:
-    """Yield a row for every walk that has not ended, and for those that the baseline has: their largest batch is no smaller."""
+    """Yield a row for every walk that does not show what fits, and for each of the baseline's: its largest batch may not fall."""
     limits = memory_limit_difference(run.measure, baseline.measure) if baseline is not None else None
     others = [field for field in fields if field != "batch"]
     for walk, result in zip(run.walks, results, strict=True):
-        subject, batches = result.largest or result.batches[0], walks.get(resolved_point(result.batches[0].cell))
+        subject, batches = result.largest or result.batches[0], walks.get(resolved_point(result.batches[0].cell)) or {}
+        if baseline is not None and all(baseline.is_of_walk(cell_id) is False for cell_id in batches.values()):
+            batches = {}
         actual = "none" if result.largest is None else str(subject.cell["batch"])
         expected, note = "a walk that has ended", result.reason
         verdict: GateVerdict = "ok"
         if batches:
             demanded, expected = _demanded_batch(max(batches), walk["at_most"])
             verdict = "ok" if result.largest is not None and subject.cell["batch"] >= demanded else "breach"
-        if result.outcome == "unfinished":
-            actual, verdict = f"{actual} so far", "missing"
+        if not result.is_conclusive:
+            actual, verdict = f"{actual} so far" if result.outcome == "unfinished" else actual, "missing"
         elif batches and limits is not None:
             verdict, note = "warning", f"not compared: {limits} of the baseline; promote a run of today's limit"
         elif verdict == "ok":

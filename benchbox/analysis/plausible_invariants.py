@@ -10,14 +10,13 @@ from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.registry.launch_record import device_type
 from benchbox.registry.phases import COMPILATION, MEASURED_STAGES, PHASES, PROBED_STEPS, STEP_PARTS
 from benchbox.registry.recipes import BUILT_IN_RECIPES
+from benchbox.store.step_split import CLOCK_TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchbox.registry.launch_record import LaunchRecord
 
-# Host window and steps are read by different clocks, and a rank enters the window a barrier before its first step.
-CLOCK_TOLERANCE = 0.02
 ROUNDING = 1e-6
 
 # A host is held to its limit in the warm-up, and its peak is that of a later step.
@@ -120,7 +119,8 @@ def _window_contains_steps(record: LaunchRecord) -> Iterable[str] | None:
         return None
     messages = []
     for host in host_state["hosts"]:
-        # The first rank of a host observes it, over its own steps. On a busy host another one may need a little longer.
+        # The first rank of a host observes it, over its own steps, and enters the window a barrier before the first of them. On
+        # a busy host another one may need a little longer.
         steps_s = sum(step_time["per_rank"][min(host["ranks"])])
         if steps_s > (1 + CLOCK_TOLERANCE) * host["window_s"]:
             messages.append(f"the steps took {steps_s:.3f} s, and the host was observed over {host['window_s']:.3f} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from benchbox.store.events import RankEvent
     from benchbox.store.rank_result import RankResult
 
+_ON_NODE = re.compile(r" \(on node \d+\)$")
 _OF_JOB = ("warmup_steps", "steps", "memory_limit_bytes")
 
 # Keys of a record that are made of the job, of the results of ranks and of nothing else
@@ -93,10 +95,13 @@ def errors_agree(record: LaunchRecord, folder: Path) -> list[str] | None:
     if record["status"] not in _REPORTED or error is None or not any(path.is_file() for path in paths):
         return None
     reported: list[Any] = [event for path in paths for event in read_events(path)[0] if event["event"] == "error"]
-    # The launcher shortens a traceback.
-    recorded = {"status": record["status"], **{key: value for key, value in error.items() if key != "traceback"}}
-    if any(all(event.get(key) == value for key, value in recorded.items()) for event in reported):
-        return []
+    # The launcher shortens a traceback, and of several nodes names that of the rank behind its message.
+    message = _ON_NODE.sub("", error["message"])
+    kept = {key: value for key, value in error.items() if key not in ("traceback", "message")}
+    recorded = {"status": record["status"], **kept}
+    for event in reported:
+        if event.get("message") in (message, error["message"]) and recorded.items() <= {**event}.items():
+            return []
     where = f"{error['type']} on rank {error['rank']} in {error.get('stage')} step {error.get('step')}, {error['phase']}"
     return [f"{record['status']} by {where}: its ranks did not report this error"]
 

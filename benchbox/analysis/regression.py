@@ -89,7 +89,7 @@ def judge_regression(
     values = lookup.baseline.by_launch(summary.cell_id, metric.name)
     if not values and has_noise(metric):
         return _not_compared(ours, metric, allowed, _NO_LAUNCHES)
-    is_searched = of_walk or lookup.baseline.is_of_walk(summary.cell_id)
+    is_searched = of_walk or bool(lookup.baseline.is_of_walk(summary.cell_id))
     theirs = _repeated_side(base, values, metric) if is_searched else _Side(value=base, by_launch=values)
     return _judge(ours, theirs, metric, allowed, lookup, demands=demands, of_walk=is_searched)
 

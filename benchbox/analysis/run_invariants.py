@@ -56,7 +56,7 @@ class _Measured(RunCheck):
         for name in names:
             if name in self._measure and recorded[name] != self._measure[name]:
                 text = f"it was measured with {name} {recorded[name]}, and the plan asks for {self._measure[name]}"
-                yield f"{text}: the same command measures it again"
+                yield f"{text}: the same command, without --only, measures it again"
 
 
 class _SameCell(RunCheck):

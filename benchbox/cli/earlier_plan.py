@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates
+from benchbox.analysis.inference import launches_to_settle
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import walk_point
 from benchbox.errors import RecordError
@@ -164,7 +165,7 @@ def _settles_pairs(earlier: Run, store: RunStore) -> bool:
     try:
         summaries = summarize(earlier, store.records())
     except RecordError:  # of a cell whose launches are repeated: what they were is unknown
-        return True
+        return earlier.launches - bool(earlier.walks) >= launches_to_settle(1)
     compared = compare_run(earlier, summaries, certificates(earlier, summaries))
     effects = [pair.effect for pair in (*compared.cells.values(), *compared.walks) if pair.effect]
     return any(effect.low is not None for effect in effects)

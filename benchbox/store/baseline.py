@@ -24,10 +24,14 @@ class _Value(TypedDict):
     by_launch: NotRequired[dict[str, float]]  # value by number of the launch
 
 
+class _BaselineWalk(TypedDict):
+    at_most: int | None  # the largest batch that it might try
+
+
 class _BaselineCell(TypedDict):
     cell: dict[str, Any]
     values: dict[str, _Value | None]
-    of_walk: NotRequired[bool]  # a batch of a walk: its first launch searched
+    walk: NotRequired[_BaselineWalk | None]  # that has tried it; null: none
 
 
 class _BaselineFile(TypedDict, total=False):
@@ -45,8 +49,8 @@ class _BaselineFile(TypedDict, total=False):
 class Baseline:
     """Metric values of a run.
 
-    `cells` maps a cell id to its `cell`, `values`: metric -> {value, low, high, launches, by_launch}, and whether it
-    is `of_walk`. Baselines of earlier versions lack that, `by_launch` and `started_at`, when the launches started.
+    `cells` maps a cell id to its `cell`, `values`: metric -> {value, low, high, launches, by_launch}, and of a
+    batch of a walk the `walk`. Baselines of earlier versions lack that, `by_launch` and `started_at`: when launches started.
     """
 
     machine: str
@@ -63,9 +67,15 @@ class Baseline:
         entry = (self.cells.get(cell_id) or {}).get("values", {}).get(metric) or {}
         return {int(number): float(value) for number, value in entry.get("by_launch", {}).items()}
 
-    def is_of_walk(self, cell_id: str) -> bool:
-        """Return whether a cell is known to be a batch of a walk, whose first launch searched."""
-        return bool((self.cells.get(cell_id) or {}).get("of_walk"))
+    def is_of_walk(self, cell_id: str) -> bool | None:
+        """Return whether a cell is a batch of a walk, whose first launch searched; None: an older baseline does not say."""
+        entry = self.cells.get(cell_id) or {}
+        return entry["walk"] is not None if "walk" in entry else None
+
+    def at_most(self, cell_id: str) -> int | None:
+        """Return the largest batch that the walk of a cell might try; None without a walk or a limit."""
+        walk = (self.cells.get(cell_id) or {}).get("walk")
+        return walk["at_most"] if walk else None
 
     def value(self, cell_id: str, metric: str) -> float | None:
         """Return a metric of a cell, None when the baseline does not have it."""

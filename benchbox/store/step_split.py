@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 
 _NOT_RECORDED = "a rank did not record its collectives"
 _CLOCKS = "ranks are on different hosts, whose clocks are not compared"
+_CLOCK_WAS_SET = "waits are longer than their step: the clock of the host was set while it was measured"
+
+CLOCK_TOLERANCE = 0.02  # of two clocks of one host
 
 
 def split_steps(ranks: Sequence[RankResult]) -> tuple[dict[str, Phase] | None, str | None]:
     """Return the parts of `STEP_PARTS` on every rank in every step, or None and the reason.
 
     A blocked rank waits for others until the last of them has arrived at the collectives that it has itself arrived at, and for
-    the transfer from then on. What is left of the step is its own work, of which it lacked a core for `core_wait`.
+    the transfer from then on. What is left of the step is its own work, of which it lacked a core for `core_wait`. Waits are
+    taken from the clock of the host, which may be set at any time.
     """
     times = [times for result in ranks if (times := result.get("collective_times")) is not None]
     if not ranks or len(times) < len(ranks):
@@ -32,6 +36,9 @@ def split_steps(ranks: Sequence[RankResult]) -> tuple[dict[str, Phase] | None, s
     for result, entry in zip(ranks, times, strict=True):
         data_wait = result["phases_s"].get("data_wait") or [0.0] * steps
         rows = [_split(entry, step, last[step], result["step_time_s"][step], data_wait[step]) for step in range(steps)]
+        for row, step_s in zip(rows, result["step_time_s"], strict=False):
+            if min(row.values()) < 0 or sum(row.values()) > (1 + CLOCK_TOLERANCE) * step_s:
+                return None, _CLOCK_WAS_SET
         for part in rows[0] if rows else ():
             split.setdefault(part, {"per_rank": []})["per_rank"].append([row[part] for row in rows])
     return split, None

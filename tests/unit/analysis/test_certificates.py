@@ -105,6 +105,11 @@ def test_a_walk_whose_search_went_on_with_other_memory_has_no_certificate(machin
     assert (result.outcome, result.is_complete) == ("contradictory", False)
     name = "the memory of devices" if key == "device_bytes" else key
     assert result.reason == f"launches that searched differ in {name}: --fresh measures them again"
+    summaries = summarize(run, records)
+    (row,) = (row for row in gate(run, summaries, BaselineLookup(None, None)) if row.verdict != "ok")
+    assert (row.metric, row.actual, row.verdict, row.note) == ("largest batch", "6", "missing", result.reason)
+    with pytest.raises(ThresholdError, match="differ in"):
+        make_baseline(run, summaries, "machine")
 
 
 def test_the_gate_and_a_baseline_take_no_walk_that_has_not_ended_for_a_result(machine):
@@ -124,7 +129,7 @@ def test_the_gate_and_a_baseline_take_no_walk_that_has_not_ended_for_a_result(ma
         "missing",
     )
     assert row.note == "launches are missing: the same command continues"
-    with pytest.raises(ThresholdError, match="walks that have ended: backend=ddp: launches are missing"):
+    with pytest.raises(ThresholdError, match="walks that show their largest batch: backend=ddp: launches are missing"):
         make_baseline(run, summaries, "machine")
 
 

@@ -39,7 +39,7 @@ def baseline_of(machine: Machine, *, is_older: bool = False):
     run = machine.store.run()
     baseline = make_baseline(run, summarize(run, machine.store.records()), "machine")
     for entry in baseline.cells.values() if is_older else ():
-        del entry["of_walk"]
+        del entry["walk"]
     return figures_of_baseline("before", baseline)
 
 
@@ -72,10 +72,42 @@ def test_where_nothing_fits_any_more_the_largest_batch_has_become_smaller(before
     assert (change.verdict, change.ratio) == ("improvement", None)
 
 
-@pytest.mark.parametrize(("largest", "verdict"), [(10, "neutral"), (4, "regression")])
-def test_no_larger_batch_is_demanded_than_the_walk_may_try(before, today, largest, verdict):
+@pytest.mark.parametrize("is_baseline", [False, True])
+@pytest.mark.parametrize(("largest", "verdict"), [(10, "inconclusive"), (4, "regression")])
+def test_a_batch_that_the_matrix_lets_no_walk_exceed_is_not_the_largest_that_fits(before, today, largest, verdict, is_baseline):
     today.search, today.largest, today.predicted = BatchSearch(start=2, at_most=6), lambda _: largest, None
-    assert compared(before, today).verdict == verdict
+    change = compared(before, today)
+    assert change.verdict == verdict
+    capped = replace(baseline_of(today), started_at=frozenset()) if is_baseline else figures(today, "today")
+    (reverse,) = changes_of(capped, figures(before, "before"))
+    assert reverse.verdict == ("inconclusive" if largest == 10 else "improvement")
+    if largest == 10:
+        assert change.reason == "at_most 6 fits in head, and no larger batch was tried"
+        assert reverse.reason == "at_most 6 fits in base, and no larger batch was tried"
+
+
+def test_a_walk_whose_launches_contradict_one_another_is_inconclusive(before, today):
+    before.run()
+    today.run()
+    for record in list(today.store.records()):
+        if record["memory"]:
+            device_bytes = [190 * MIB, (180 if record["cell"]["batch"] == 2 else 170) * MIB]
+            today.store.write_record(record | {"memory": record["memory"] | {"device_bytes": device_bytes}})
+    (change,) = changes_of(figures(before, "before"), figures(today, "today"))
+    assert change.verdict == "inconclusive"
+    assert change.reason == "launches that searched differ in the memory of devices: --fresh measures them again"
+
+
+def test_batches_of_a_list_are_no_walk(before, today):
+    """The largest one that is listed is not the largest that fits."""
+    before.run()
+    today.run()
+    run = replace(before.store.run(), walks=[])
+    cells = {cell_id: cell for cell_id, cell in run.cells.items() if cell["batch"] == 2}
+    run = replace(run, cells=cells, measure={**run.measure, "launches": 1})
+    records = [record for record in before.store.records() if record["cell_id"] in cells]
+    base = figures_of_baseline("before", make_baseline(run, summarize(run, records), "machine"))
+    assert changes_of(base, figures(today, "today")) == changes_of(figures(today, "today"), base) == []
 
 
 def test_a_walk_that_has_not_ended_is_inconclusive(before, today):

@@ -81,6 +81,16 @@ def test_a_largest_batch_that_is_no_smaller_passes(before, today, largest):
     assert (row.actual, row.verdict) == (str(largest), "ok")
 
 
+def test_batches_of_a_list_in_the_baseline_demand_no_largest_batch(before, today):
+    """The largest one that was listed is not the largest that fits."""
+    baseline = baseline_of(before)
+    for entry in baseline.cells.values():
+        entry["walk"] = None
+    today.largest, today.predicted = lambda _: 12, 12
+    today.run()
+    assert [row.metric for row in judge(today, baseline)] == []
+
+
 def test_a_largest_batch_has_a_row_beside_a_baseline_of_the_same_walk_only(before, today):
     baseline = baseline_of(before)
     today.starts = cameras(1, 4)
@@ -386,7 +396,7 @@ def test_the_launch_that_searched_is_not_judged_where_a_demand_names_the_batch(b
     demand = {"metric": "global_samples_per_s", "where": {"batch": 20}, "max_regression": 0.25}
     baseline = baseline_of(before)
     for entry in baseline.cells.values() if is_older else ():
-        del entry["of_walk"]
+        del entry["walk"]
     (row,) = (row for row in judge_all(today, baseline, demand) if row.metric == "global_samples_per_s")
     assert (row.verdict, "(0.0% worse, " in row.actual) == ("ok", True), row.actual
 

@@ -10,6 +10,9 @@ import pytest
 from benchbox.analysis.invariants import INVARIANTS, verify_records
 from benchbox.analysis.plausible_invariants import least_state_bytes
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, errors_agree, events_agree
+from benchbox.launch.job import Job
+from benchbox.launch.supervise.group import _name_node
+from benchbox.launch.supervise.outcome import Outcome
 from benchbox.store.files import write_json
 from benchbox.store.host_state import merge_host_state
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, rank_result
@@ -300,6 +303,19 @@ def test_an_error_of_memory_is_one_that_a_rank_reported(tmp_path):
     assert errors_agree(edited, tmp_path) == [f"oom by {where}: its ranks did not report this error"]
     assert errors_agree(record | {"status": "nan"}, tmp_path) != []
     assert errors_agree(record | {"status": "crash"}, tmp_path) is None, "the launcher may have found another cause"
+
+
+def test_an_error_of_several_nodes_names_the_node_of_its_rank(tmp_path):
+    """The launcher adds it to what the rank has reported."""
+    error = OOM | {"stage": "warmup", "step": 1, "operation": None}
+    event = {"t": 0.0, "monotonic_s": 1.0, "rank": 1, "event": "error", "status": "oom", **error}
+    (tmp_path / "events-rank1.jsonl").write_text(json.dumps(event) + "\n")
+    job = Job(config={}, ranks=2, folder=tmp_path, timeout_s=None, hang_after_s=1.0, nnodes=2)
+    outcome = _name_node(Outcome("oom", error), job)
+    assert outcome.error["message"].endswith(" (on node 1)")
+    assert errors_agree(example_record(status="oom", error=outcome.error), tmp_path) == []
+    another = example_record(status="oom", error=outcome.error | {"message": "another (on node 1)"})
+    assert len(errors_agree(another, tmp_path)) == 1
 
 
 @pytest.mark.parametrize("cuda", [False, True])

@@ -48,7 +48,7 @@ def test_the_verdict_of_the_launches_of_the_look_is_accepted(tmp_path, subject_s
 
 
 def test_a_pair_stays_neutral_in_a_plan_with_more_pairs_than_its_look_had(tmp_path):
-    """For eight pairs at once, seven launches give no interval."""
+    """Seven launches give no interval for eight pairs at once."""
     store = settled_run(tmp_path, "neutral", subject_s=0.2)
     run = store.run()
     more = [replace(CELL, backend=backend) for backend in ("fsdp1_full", "fsdp1_grad_op", "fsdp2", "hsdp", "zero3", "single")]

@@ -162,6 +162,14 @@ def test_a_damaged_record_of_a_cell_that_is_measured_afresh_is_no_obstacle(folde
     assert folder.plan().earlier_tests == [8]
 
 
+def test_launches_that_are_too_few_for_any_test_were_none_where_a_record_is_damaged(folder):
+    folder.run("--launches", "2")
+    (cell_id,) = (cell_id for cell_id, cell in folder.plan().cells.items() if cell["backend"] == "fsdp2")
+    folder.store.record_path(cell_id, 1).write_text("{")
+    folder.run("--launches", "3", "--fresh", "--only", "backend=fsdp2")
+    assert folder.plan().earlier_tests == []
+
+
 TWO_POLICIES = MATRIX.replace("policy: pi05\n", "").replace("[ddp, zero2, fsdp2]", "[ddp, fsdp2]\n  policy: [edited, other]")
 
 

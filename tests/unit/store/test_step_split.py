@@ -52,6 +52,13 @@ def test_a_wait_of_unknown_end_lasts_until_the_last_has_arrived() -> None:
     assert (late["rank_wait"], late["transfer"]) == (0, 0)
 
 
+@pytest.mark.parametrize("end", [10, 250], ids=["set-back", "set-forward"])
+def test_a_clock_that_was_set_in_a_step_gives_no_split(end: int) -> None:
+    """Waits are taken from the clock of the host, and the step of 100 ms from another one."""
+    reason = "waits are longer than their step: the clock of the host was set while it was measured"
+    assert split_steps([result([20, 60], [(60, end)]), result([20, 60], [(60, 75)])]) == (None, reason)
+
+
 def test_waiting_for_a_core_is_no_more_than_the_own_work() -> None:
     early, _ = parts([result([20, 60], [(60, 75)], core_wait_s=[9.0]), result([50, 70], [(70, 75)])])
     assert (early["compute"], early["core_wait"]) == (0, 75)
