@@ -154,7 +154,7 @@ def _walk_rows(
     baseline: Baseline | None,
     walks: Mapping[str, Mapping[int, str]],
 ) -> Iterator[GateRow]:
-    """Yield a row for every walk that does not show what fits, and for each of the baseline's: its largest batch may not fall."""
+    """Yield a row for every walk that does not show what fits, and for each of the baseline: its largest batch may not fall."""
     limits = memory_limit_difference(run.measure, baseline.measure) if baseline is not None else None
     others = [field for field in fields if field != "batch"]
     for walk, result in zip(run.walks, results, strict=True):
