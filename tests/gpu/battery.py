@@ -1,4 +1,4 @@
-"""Run what a GPU has to show: `tests/gpu`, its peaks, matrices/h200_single.yaml, and the report. `make gpu` calls it.
+"""Run what a GPU has to show, as `make gpu` does: `tests/gpu`, peaks, a profile, matrices/h200_single.yaml, pi05 beside lerobot.
 
 A repeated call continues: steps that ended with the same sources on the same device are not run again, except tests that
 failed, which come last. `benchbox run` reuses the records of an interrupted step.
@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ RUN = WORK / "h200_single"
 PARTS = tuple(
     f"policy={policy}, attention={kernel}" for kernel in ("sdpa", "eager", "flex") for policy in ("pi05", "pi07_low_level")
 )
+PROFILED = "policy=pi05, attention=sdpa, batch=16, compile=off"  # one cell: fused operations of a compiled one are not seen
+LEROBOT = ROOT / "build" / "gpu-lerobot"  # docs/gpu.md says how to fill it
 # Tests that time the device or take its memory. All others run side by side: most of their time is that of the host.
 ALONE = frozenset({"test_launches", "test_master_speed", "test_phase_clock"})
 TEST_TIMEOUT_S = 400
@@ -105,7 +108,9 @@ def all_steps() -> list[Step]:
     return [
         *tests,
         Step("doctor --peaks", (*cli, "doctor", "--peaks")),
+        Step("profile", (*cli, "profile", MATRIX, "--only", PROFILED, "--out", str(WORK / "profile"))),
         *(Step(part_name(part), (*run, part)) for part in PARTS),
+        *([Step("beside lerobot", (*module("tests.peers.gpu"), "--lerobot", str(LEROBOT)))] if LEROBOT.is_dir() else []),
     ]
 
 
@@ -157,7 +162,7 @@ def describe_device() -> dict[str, str]:
 def sources_sha256() -> str:
     """Return the SHA-256 of the sources that results depend on."""
     digest = hashlib.sha256()
-    folders = ("benchbox", "policies", "tests/gpu", "tests/support")
+    folders = ("benchbox", "policies", "tests/gpu", "tests/peers", "tests/support")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".c"}]
     for path in sorted([*files, ROOT / MATRIX]):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
@@ -260,8 +265,12 @@ def write_report(results: Results) -> int:
     reported = subprocess.run([*cli, "report", str(RUN), "--out", str(out), "--pack"], cwd=ROOT, check=False)
     verified = subprocess.run([*cli, "verify", str(out)], cwd=ROOT, check=False)
     (out / "battery.json").write_text(results.to_json() + "\n")
+    if (profile := WORK / "profile" / "profile.json").is_file():
+        shutil.copy(profile, out)
     outcomes = Counter(outcome for ended in results.steps.values() for outcome in ended.outcomes.values())
     print(f"\n{device}, torch {results.key['torch']}; report: {out}")
+    if not LEROBOT.is_dir():
+        print(f"not compared with lerobot: {LEROBOT.relative_to(ROOT)} is not there; docs/gpu.md says how to fill it")
     print("tests: " + (", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "none"))
     failed = {name for name, ended in results.steps.items() if ended.exit_code}
     for name in sorted(failed):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
+from benchbox.plan import plan
+from benchbox.spec import load_matrix
 from tests.support.scripts import load_script
 
 if TYPE_CHECKING:
@@ -66,12 +68,22 @@ def test_a_step_beyond_the_limit_is_stopped_and_counts_as_not_run(battery: Modul
     assert battery.execute([quick], time.monotonic() - 1) == [None]
 
 
+def test_the_profile_is_of_one_cell_of_the_matrix(battery: ModuleType) -> None:
+    assert len(plan(load_matrix(battery.ROOT / battery.MATRIX), battery.PROFILED).cells) == 1
+
+
+def test_steps_are_compared_with_lerobot_where_it_is_there(battery: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    for folder, names in ((tmp_path / "missing", []), (tmp_path, ["beside lerobot"])):
+        monkeypatch.setattr(battery, "LEROBOT", folder)
+        assert [step.name for step in battery.all_steps() if "lerobot" in step.name] == names
+
+
 def test_steps_run_at_once_unless_they_need_the_device_for_themselves(battery: ModuleType, capfd) -> None:
     groups = battery.grouped(battery.all_steps())
     together, *alone = ([step.name for step in group] for group in groups)
     assert {"test_flex_attention", "test_resume"} <= set(together)
     assert all(len(names) == 1 for names in alone)
-    expected = {*battery.ALONE, "doctor --peaks", *map(battery.part_name, battery.PARTS)}
+    expected = {*battery.ALONE, "doctor --peaks", "profile", *map(battery.part_name, battery.PARTS)}
     assert expected == {name for names in alone for name in names}
     wait_for_the_other = "import pathlib, time\n{own}.touch()\nwhile not {other}.exists(): time.sleep(0.05)\nprint('met')"
     first, second = (f"pathlib.Path({str(battery.WORK / name)!r})" for name in "ab")
