@@ -1,4 +1,4 @@
-"""Run what a GPU has to show, as `make gpu` does: `tests/gpu`, peaks, a profile, matrices/h200_single.yaml, pi05 beside lerobot.
+"""Run what a GPU has to show, for `make gpu`: `tests/gpu`, peaks, a profile, matrices/h200_single.yaml, pi05 beside lerobot.
 
 A repeated call continues: steps that ended with the same sources on the same device are not run again, except tests that
 failed, which come last. `benchbox run` reuses the records of an interrupted step.
