@@ -196,7 +196,7 @@ RUN_CORRUPTIONS = {
     "a plan of more steps": (
         lambda run: edit_plan(run, edit("measure.steps", 50)),
         MEASURED,
-        "it was measured with steps 2, and the plan asks for 50: the same command measures it again",
+        "it was measured with steps 2, and the plan asks for 50: the same command, without --only, measures it again",
     ),
     "a plan with a memory limit": (
         lambda run: edit_plan(run, edit("measure.memory_limit", 2**30)),
