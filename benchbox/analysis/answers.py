@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from benchbox.analysis.certificates import Certificate
+    from benchbox.analysis.comparability import Comparison
     from benchbox.analysis.inference import Effect, Verdict
     from benchbox.analysis.summary import CellSummary
 
 SETUP_FIELDS = ("backend", "shard_size", "batch", "accumulation", "attention", "checkpointing", "compile", "padding", "recipe")
+
+_REVERSED: Mapping[Verdict, Verdict] = {"improvement": "regression", "regression": "improvement"}
 
 PrecisionState = Literal["right", "wrong", "unknown"]
 
@@ -76,6 +79,7 @@ def answers(
     memory_limit: int | None = None,
     criteria: Criteria = ONE_TEST,
     walks: Sequence[Certificate] = (),
+    compared: Sequence[Comparison] = (),
 ) -> list[Answer]:
     """Return the answer for every task of a run, in the order of its cells.
 
@@ -83,14 +87,36 @@ def answers(
         memory_limit: bytes of a rank; set-ups with a larger peak, or an unknown one, are no candidates.
         criteria: of the tests. All pairs of every task count, because the fastest is chosen by the launches that are tested.
         walks: of the run. Their first launches chose the batches, and are not tested.
+        compared: pairs of the run with its reference. One that is settled there has that verdict here too: it was chosen before
+            any launch, and is tested among fewer pairs.
     """
+    settled = {comparison.pair_id: comparison.verdict for comparison in compared if comparison.is_settled}
     tasks: dict[str, list[CellSummary]] = {}
     for summary in summaries:
         task = {field: value for field, value in summary.cell.items() if field not in SETUP_FIELDS}
         tasks.setdefault(json.dumps(task, sort_keys=True), []).append(summary)
     setups = [_SetUps(cells, memory_limit, walks) for cells in tasks.values()]
     pairs = sum(comb(len(of_task.candidates), 2) for of_task in setups)
-    return [_answer(of_task, pairs, criteria) for of_task in setups]
+    tests = _Tests(criteria=criteria, pairs=pairs, settled=settled)
+    return [_answer(of_task, tests) for of_task in setups]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tests:
+    """Judgement of pairs of set-ups."""
+
+    criteria: Criteria
+    pairs: int  # that share the probability of a wrong verdict
+    settled: Mapping[str, Verdict]  # on pairs that are compared with the reference, by `Comparison.pair_id`
+
+    def verdict(self, fastest: CellSummary, other: CellSummary, effect: Effect) -> Verdict:
+        """Return the verdict on the fastest beside another set-up."""
+        if verdict := self.settled.get(f"{fastest.cell_id}/{other.cell_id}"):
+            return verdict
+        if verdict := self.settled.get(f"{other.cell_id}/{fastest.cell_id}"):
+            return _REVERSED.get(verdict, verdict)
+        p = None if effect.p is None else min(1.0, effect.p * self.pairs)
+        return verdict_of_effect(effect, p, self.criteria)
 
 
 def precision_state(summary: CellSummary) -> PrecisionState:
@@ -147,9 +173,9 @@ def _in_common_launches(summaries: Sequence[CellSummary]) -> list[CellSummary]:
     return [summaries[index] for index in order]
 
 
-def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
+def _answer(setups: _SetUps, tests: _Tests) -> Answer:
     candidates = setups.candidates
-    fastest, judged = _judge(candidates, pairs, criteria) if candidates else (None, [])
+    fastest, judged = _judge(candidates, tests) if candidates else (None, [])
     counts = [min(rival.effect.launches) for rival in judged if rival.effect is not None]
     rivals = tuple(rival for rival in judged if rival.verdict != "improvement")
     nearest = next((rival for rival in rivals if not rival.is_equal and rival.effect is not None), None)
@@ -157,7 +183,7 @@ def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
     if nearest is not None and nearest.effect is not None:
         untested = setups.untested & {nearest.summary.cell_id, fastest.cell_id if fastest else ""}
         tested = 0 if untested else min(nearest.effect.launches)
-        missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - tested
+        missing = launches_to_settle(max(1, tests.pairs), alpha=tests.criteria.alpha) - tested
     return Answer(
         task=setups.task,
         fastest=fastest,
@@ -175,21 +201,21 @@ def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
     )
 
 
-def _judge(candidates: Sequence[CellSummary], pairs: int, criteria: Criteria) -> tuple[CellSummary, list[Rival]]:
+def _judge(candidates: Sequence[CellSummary], tests: _Tests) -> tuple[CellSummary, list[Rival]]:
     """Return the fastest set-up and the others beside it.
 
     The first candidate is the fastest in the launches that all have. Two of them may have many more in common, which show that
     it is not.
     """
     fastest, *others = candidates
-    judged = [_rival(fastest, summary, pairs, criteria) for summary in others]
+    judged = [_rival(fastest, summary, tests) for summary in others]
     for _ in others:
         faster = next((rival.summary for rival in judged if rival.verdict == "regression"), None)
         if faster is None:
             break
         others = [fastest, *(summary for summary in others if summary is not faster)]
         fastest = faster
-        judged = [_rival(fastest, summary, pairs, criteria) for summary in others]
+        judged = [_rival(fastest, summary, tests) for summary in others]
     return fastest, judged
 
 
@@ -198,10 +224,9 @@ def _speed(summary: CellSummary) -> float:
     return 0.0 if spread is None else spread.value
 
 
-def _rival(fastest: CellSummary, other: CellSummary, pairs: int, criteria: Criteria) -> Rival:
+def _rival(fastest: CellSummary, other: CellSummary, tests: _Tests) -> Rival:
     """Return what launches show of another set-up beside the fastest."""
-    if reason := why_incomparable(fastest, other, SETUP_FIELDS) or why_not_judged(fastest, other, criteria):
+    if reason := why_incomparable(fastest, other, SETUP_FIELDS) or why_not_judged(fastest, other, tests.criteria):
         return Rival(summary=other, effect=None, reason=reason)
-    effect = throughput_effect(fastest, other, criteria, pairs)
-    verdict = verdict_of_effect(effect, None if effect.p is None else min(1.0, effect.p * pairs), criteria)
-    return Rival(summary=other, effect=effect, verdict=verdict)
+    effect = throughput_effect(fastest, other, tests.criteria, tests.pairs)
+    return Rival(summary=other, effect=effect, verdict=tests.verdict(fastest, other, effect))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from benchbox.analysis.answers import Answer
     from benchbox.analysis.certificates import Certificate
+    from benchbox.analysis.comparability import Comparison
     from benchbox.analysis.summary import CellSummary
 
 Level = Literal["ok", "warning", "bad"]
@@ -50,9 +51,10 @@ def answer_boxes(
     memory_limit: int | None = None,
     criteria: Criteria = ONE_TEST,
     walks: Sequence[Certificate] = (),
+    compared: Sequence[Comparison] = (),
 ) -> tuple[AnswerBox, ...]:
     """Return the boxes of a run; none where no task has two set-ups. `axes` are the fields that vary."""
-    results = answers(summaries, memory_limit=memory_limit, criteria=criteria, walks=walks)
+    results = answers(summaries, memory_limit=memory_limit, criteria=criteria, walks=walks, compared=compared)
     setup_axes = [axis for axis in axes if axis in SETUP_FIELDS]
     task_axes = [axis for axis in axes if axis not in SETUP_FIELDS]
     if not setup_axes:

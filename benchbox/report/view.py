@@ -197,7 +197,14 @@ def build_report(
         counts=_counts(run, summaries),
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
-        answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria, walks=walks),
+        answers=answer_boxes(
+            summaries,
+            axes,
+            memory_limit=memory_limit,
+            criteria=criteria,
+            walks=walks,
+            compared=(*compared.cells.values(), *compared.walks),
+        ),
         headline=build_headline(
             _comparable(run, compared),
             axes,

@@ -73,6 +73,21 @@ def test_set_ups_are_compared_at_the_fastest_batch_of_each_and_the_batch_is_name
     )
 
 
+def test_the_answer_has_the_verdict_of_walks_at_different_batches(tmp_path):
+    """Six launches settle two pairs of walks, and not the six pairs of four set-ups. The pair of both other axes stays open."""
+    largest = {"fsdp1_full": 6, "zero2": 9}
+    starts = [replace(start, attention=kernel) for start in BACKENDS for kernel in ("sdpa", "eager")]
+    measure = replace(LIMITED, launches=7)
+    machine = Machine(tmp_path, lambda cell: largest[cell.backend], starts, measure, predicted=5, fastest=9)
+    machine.run()
+    report = build_report(machine.store.run(), records_of(machine, speed=0.4))
+    assert {row[3].partition(" ")[0] for row in report.walks.best} == {"0.31x"}
+    (answer,) = report.answers
+    assert "batch=9" in answer.lines[0].text
+    assert answer.lines[1].text.startswith("Not settled against backend=zero2")
+    assert " and 1 more: " in answer.lines[1].text
+
+
 def test_set_ups_that_cannot_be_compared_at_their_fastest_batches_say_why(tmp_path):
     machine = Machine(tmp_path, lambda _: 3, BACKENDS, LIMITED, predicted=3, fastest=3)
     machine.run()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
 from benchbox.analysis.answers import answers
+from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.inference import Criteria
 from benchbox.analysis.summary import summarize, varying_fields
 from benchbox.report.answer import answer_boxes
+from benchbox.report.view import build_report
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, steady_records
 
 ZERO2, FSDP2, ZERO1, ZERO3 = (replace(CELL, backend=backend) for backend in ("zero2", "fsdp2", "zero1", "zero3"))
@@ -165,6 +168,36 @@ def test_missing_launches_are_those_of_the_fastest_and_its_nearest_rival():
 def test_five_launches_settle_a_pair_but_not_the_choice_among_three():
     assert answers(summaries_of({CELL: 0.5, ZERO2: 0.2}, launches=5))[0].is_settled
     assert not answers(summaries_of({CELL: 0.5, ZERO2: 0.2, FSDP2: 0.3}, launches=5))[0].is_settled
+
+
+FIVE = {CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3, ZERO1: 0.35, ZERO3: 0.4}
+
+
+@pytest.mark.parametrize(("reference", "unsettled"), [("zero2", set()), ("zero3", {"ddp", "fsdp2", "zero1"})])
+def test_a_pair_that_is_settled_with_the_reference_is_settled_in_the_answer_too(reference, unsettled):
+    """Six launches settle the four pairs with the reference, and none of the ten pairs of five set-ups."""
+    summaries = summaries_of(FIVE, launches=6)
+    run = example_run(list(FIVE), measure=asdict(MEASURE) | {"launches": 6}, reference={"backend": reference})
+    compared = [*compare_run(run, summaries, ()).cells.values()]
+    assert len(compared) == 4
+    assert all(comparison.is_settled for comparison in compared)
+    assert len(answers(summaries)[0].rivals) == 4
+    (answer,) = answers(summaries, compared=compared)
+    assert answer.fastest.cell["backend"] == "zero2"
+    assert {rival.summary.cell["backend"] for rival in answer.rivals} == unsettled
+    records = [record for cell, step_s in FIVE.items() for record in steady_records(cell, step_s=step_s, launches=6)]
+    texts = [line.text for line in build_report(run, records).answers[0].lines]
+    expected = "Not settled against backend=ddp and 2 more: 1 more launch of each could."
+    assert texts[1] == (expected if unsettled else "Settled: 6 launches of each show every other one to be slower.")
+
+
+def test_a_set_up_that_the_reference_shows_to_be_faster_is_the_answer():
+    """It is not the fastest by the launches that all set-ups have."""
+    summaries = summaries_of({CELL: 0.2, ZERO2: 0.201}, launches=5)
+    first, second = (summary.cell_id for summary in summaries)
+    pair = SimpleNamespace(pair_id=f"{second}/{first}", verdict="improvement", is_settled=True)
+    assert answers(summaries)[0].fastest.cell_id == first
+    assert answers(summaries, compared=[pair])[0].fastest.cell_id == second
 
 
 def with_error(cell, record):
