@@ -201,5 +201,6 @@ def pruning_reason(bounds: Bounds) -> str:
 
 
 def mean_probes(results: Sequence[Certificate]) -> float | None:
-    """Return the mean number of launches that searched, over walks."""
-    return fmean(result.probes for result in results) if results else None
+    """Return the mean number of launches that searched, over walks that have ended; None where none has."""
+    ended = [result.probes for result in results if result.search in ENDED]
+    return fmean(ended) if ended else None

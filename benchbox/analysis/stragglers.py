@@ -110,6 +110,7 @@ class Waiting:
 
     part: str  # transfer | rank_wait
     share: float
+    can_name: bool  # whether a launch has steps enough to show that one rank is always the last
 
     @property
     def awaited(self) -> str:
@@ -118,7 +119,9 @@ class Waiting:
 
     def __str__(self) -> str:
         text = f"the ranks wait for {self.awaited}: {self.share:.0%} of the step"
-        return text if self.part == "transfer" else f"{text}, and no rank is always the last"
+        if self.part == "transfer":
+            return text
+        return f"{text}, and no rank is always the last" if self.can_name else f"{text}; too few steps to say for which rank"
 
 
 def find_waiting(summary: CellSummary) -> Waiting | None:
@@ -128,7 +131,8 @@ def find_waiting(summary: CellSummary) -> Waiting | None:
     for part in ("transfer", "rank_wait"):
         share = fmean(split[part]) / step_s if step_s and part in split else 0.0
         if share >= NOTICEABLE:
-            return Waiting(part=part, share=share)
+            steps = max(record["steps"] for record in summary.ok)
+            return Waiting(part=part, share=share, can_name=0.5**steps * summary.cell["world_size"] <= ALPHA)
     return None
 
 

@@ -70,6 +70,8 @@ def plan_walks(
         batches = {start.cell_id: start.to_dict()} | batches
         cells |= batches
         before = predictions.get(point) if goes_on else None
+        if before and before["at_most"] != search.at_most:  # it was predicted up to that
+            before = None
         walks.append(
             {
                 "cells": list(batches),
@@ -131,7 +133,14 @@ class WalkLaunches:
         self._fixed = set(self.run.cells) - self.run.cells_of_walks
 
     def predict(self, console: "Console") -> None:
-        """Predict the largest batch of every selected walk that has not ended and has no prediction."""
+        """Predict the largest batch of every selected walk that has not ended and has no prediction.
+
+        That of a walk with outdated launches is made anew: it was of other sources.
+        """
+        valid = self._statuses()
+        for walk in self._selected_walks():
+            if any(cell_id not in valid and self._status(cell_id) is not None for cell_id in walk["cells"]):
+                walk["predicted_batch"] = walk["prediction_reason"] = None
         missing = [walk for walk, state in self._states() if state.batch is not None and walk["predicted_batch"] is None]
         if not missing:
             return

@@ -47,8 +47,10 @@ def limit_memory(model: nn.Module, device: torch.device, limit: int | None) -> I
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
         yield  # the limit stays: timed steps cost nothing more under it
     else:
-        with TensorStorageTracker(chain(model.parameters(), model.buffers()), limit_bytes=limit):
+        with TensorStorageTracker(chain(model.parameters(), model.buffers()), limit_bytes=limit) as tracker:
             yield
+        if tracker.exceeded is not None:  # and the policy went on
+            raise tracker.exceeded
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -94,6 +96,7 @@ class TensorStorageTracker:
         self, roots: Iterable[Tensor] = (), listeners: Iterable[OperationListener] = (), limit_bytes: int | None = None
     ) -> None:
         self._limit_bytes = limit_bytes
+        self.exceeded: torch.OutOfMemoryError | None = None  # that an operation has raised
         self._storages: dict[int, tuple[int, weakref.ref[UntypedStorage]]] = {}  # size and reference by storage
         # Of each storage that was first seen as an argument: its size, its reference, and the peak until then.
         self._arguments: list[tuple[int, weakref.ref[UntypedStorage], int]] = []
@@ -152,6 +155,7 @@ class TensorStorageTracker:
                 f"and measure.memory_limit is {limit / 2**20:.1f} MiB"
             )
             error.operation = str(operation)  # type: ignore[attr-defined] # for the record
+            self.exceeded = error
             raise error
 
     def _count_argument(self, storage: UntypedStorage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.certificates import Certificate, mean_probes
+from benchbox.analysis.certificates import ENDED, Certificate, mean_probes
 from benchbox.analysis.quantities import UNKNOWN, quantity, significant
 from benchbox.analysis.summary import label
 from benchbox.report.headline import evidence_of
@@ -98,14 +98,16 @@ def walk_section(results: Sequence[Certificate], best: Sequence[Comparison], axe
 
 def _summary(results: Sequence[Certificate]) -> str:
     complete = sum(result.is_complete for result in results)
-    probes, launches = mean_probes(results) or 0.0, sum(result.launches for result in results)
+    probes, launches = mean_probes(results), sum(result.launches for result in results)
     repeats = launches - sum(result.probes for result in results)
     limits = dict.fromkeys(quantity(result.limit_bytes, "bytes") for result in results if result.limit_bytes is not None)
     limit = f" A rank may use {' or '.join(limits)}." if limits else ""
     again = f"; {repeats} more repeat the fastest batch of each walk" if repeats else ""
+    those = "They" if all(result.search in ENDED for result in results) else "Those that ended"
+    searched = "" if probes is None else f" {those} took {significant(probes)} launches each on average{again}."
     return (
         f"{complete} of {len(results)} walks have a certificate: launches of their own show the largest batch that fits, and "
-        f"that one more does not.{limit} They took {significant(probes)} launches each on average{again}."
+        f"that one more does not.{limit}{searched}"
     )
 
 

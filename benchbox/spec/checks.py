@@ -72,6 +72,13 @@ def _check_search(source: Source) -> list[Problem]:
         where = source.where(("measure",), key=True)
         message = f"a search takes at least {LIMITED_STEPS} steps of every launch, and measure has {sum(steps)}"
         problems.append(Problem(where, message, "the second step is the first with the state of the optimizer"))
+    frozen = source.at(("optim", "freeze_backbone_steps"), 0)
+    if type(frozen) is int and frozen > 0 and type(steps[0]) is int and steps[0] < frozen + LIMITED_STEPS:
+        where = source.where(("optim", "freeze_backbone_steps"), key=True)
+        message = (
+            f"a search needs {LIMITED_STEPS} warm-up steps after the backbone is thawed, and measure has {steps[0]} in all"
+        )
+        problems.append(Problem(where, message, "steps with a frozen backbone take less memory than those of training"))
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import TYPE_CHECKING, TypedDict
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from benchbox.measure.phases import ProgressTracker
     from benchbox.registry.phases import RankState
     from benchbox.store.events import EventWriter
+
+
+_IN_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
 
 
 class ErrorEvent(TypedDict):
@@ -71,8 +75,13 @@ def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
         "phase": state.phase,
         "traceback": _printable(traceback.format_exc()),
         "operation": getattr(error, "operation", None),
-        "secondary": isinstance(error, dist.DistError) and status == "crash",
+        "secondary": status == "crash" and (isinstance(error, dist.DistError) or _is_of_gloo(error)),
     }
+
+
+def _is_of_gloo(error: BaseException) -> bool:
+    """Return whether a collective of gloo has failed, which has no class of its own: its text begins with the line in gloo."""
+    return type(error) is RuntimeError and _IN_GLOO.match(str(error)) is not None
 
 
 def _printable(text: str) -> str:

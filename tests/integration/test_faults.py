@@ -28,7 +28,7 @@ world_size: 2
 batch: 2
 data: synthetic
 axes:
-  size: [raises, killed, sleeps, out_of_memory, not_a_number, branches, healthy]
+  size: [raises, killed, segfaults, exits, sleeps, out_of_memory, not_a_number, branches, healthy]
 measure: {warmup_steps: 1, steps: 3, launches: 1, hang_after_s: 10, timeout_s: 240}
 """
 
@@ -107,6 +107,8 @@ def test_every_fault_is_typed_with_its_rank_and_phase_and_the_other_cell_finishe
     expected = {
         "raises 0": ("crash", "RuntimeError", 1, "forward"),
         "killed 0": ("crash", "Killed", 1, "forward"),
+        "segfaults 0": ("crash", "Killed", 1, "forward"),
+        "exits 0": ("crash", "ExitError", 1, "forward"),
         "sleeps 0": ("hang", "Hang", 1, "forward"),
         "out_of_memory 0": ("oom", "RuntimeError", 0, "forward"),
         "not_a_number 0": ("nan", "NonFiniteError", ANY, None),  # both ranks have the loss of all: either is first
@@ -119,8 +121,17 @@ def test_every_fault_is_typed_with_its_rank_and_phase_and_the_other_cell_finishe
     }
     assert outcomes == expected, done.stdout + done.stderr
     assert done.returncode == 3
-    assert done.stderr.startswith("error: 6 of 7 cells did not end ok")
+    assert done.stderr.startswith("error: 8 of 9 cells did not end ok")
     assert survivors(folder) == []
+
+
+@pytest.mark.parametrize(("size", "phrase"), [("segfaults", "SIGSEGV"), ("exits", "with exit code 3")])
+def test_a_rank_that_dies_is_named_and_not_the_one_whose_collective_broke(faults: Any, size: str, phrase: str) -> None:
+    """Gloo raises a RuntimeError there."""
+    folder, _ = faults
+    error = records(folder / "runs" / "faults")[f"{size} 0"]["error"]
+    assert phrase in error["message"]
+    assert "without reporting an error" in error["message"]
 
 
 def test_a_hang_is_recorded_with_the_line_the_rank_stood_in(faults: Any) -> None:
@@ -164,16 +175,18 @@ def test_every_launch_leaves_one_plain_line_and_the_logs_of_its_ranks(faults: An
     folder, done = faults
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     assert [line.split()[:4] for line in lines] == [
-        ["[1/7]", "size=raises", "#1", "crash"],
-        ["[2/7]", "size=killed", "#1", "crash"],
-        ["[3/7]", "size=sleeps", "#1", "hang"],
-        ["[4/7]", "size=out_of_memory", "#1", "oom"],
-        ["[5/7]", "size=not_a_number", "#1", "nan"],
-        ["[6/7]", "size=branches", "#1", "desync"],
-        ["[7/7]", "size=healthy", "#1", "ok"],
+        ["[1/9]", "size=raises", "#1", "crash"],
+        ["[2/9]", "size=killed", "#1", "crash"],
+        ["[3/9]", "size=segfaults", "#1", "crash"],
+        ["[4/9]", "size=exits", "#1", "crash"],
+        ["[5/9]", "size=sleeps", "#1", "hang"],
+        ["[6/9]", "size=out_of_memory", "#1", "oom"],
+        ["[7/9]", "size=not_a_number", "#1", "nan"],
+        ["[8/9]", "size=branches", "#1", "desync"],
+        ["[9/9]", "size=healthy", "#1", "ok"],
     ]
     assert "\x1b" not in done.stdout
-    assert len(list((folder / "runs" / "faults").glob("cells/*/launch-1/rank[01].log"))) == 14
+    assert len(list((folder / "runs" / "faults").glob("cells/*/launch-1/rank[01].log"))) == 18
 
 
 def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) -> None:
@@ -185,7 +198,7 @@ def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) ->
     changed = {name for name in before if after[name]["started_at"] != before[name]["started_at"]}
     assert changed == {"raises 0"}, done.stdout + done.stderr
     assert done.returncode == 3
-    assert len(json.loads((run / "run.json").read_text())["cells"]) == 7  # --only leaves the others in the run
+    assert len(json.loads((run / "run.json").read_text())["cells"]) == 9  # --only leaves the others in the run
 
 
 @pytest.fixture

@@ -45,6 +45,18 @@ def test_a_certificate_names_both_batches_the_peak_and_what_ran_out_of_memory(ma
     assert mean_probes([result]) == 4
 
 
+def test_walks_that_were_not_launched_do_not_count_in_the_mean_of_their_launches(tmp_path):
+    starts = cameras(1, 4)
+    machine = Machine(tmp_path, lambda _: 6, starts, LIMITED, predicted=5, fastest=5, only=starts[:1])
+    machine.run()
+    both = results(machine)
+    assert [result.probes for result in both] == [4, 0]
+    assert mean_probes(both) == 4
+    assert mean_probes(both[1:]) is None
+    summary = build_report(machine.store.run(), list(machine.store.records())).walks.summary
+    assert "Those that ended took 4.00 launches each on average" in summary
+
+
 def test_the_peak_of_the_throughput_is_often_not_the_largest_batch(machine):
     machine.run()
     (result,) = results(machine)

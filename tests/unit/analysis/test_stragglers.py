@@ -26,7 +26,10 @@ def split(ranks=2, steps=12, noise=0.3, seed=0, step=STEP, **slower):
 
 
 def sentence(*splits):
-    records = [example_record(launch=launch) | {"step_split_s": value} for launch, value in enumerate(splits, start=1)]
+    records = [
+        example_record(launch=launch) | {"step_split_s": value, "steps": len(value["compute"]["per_rank"][0])}
+        for launch, value in enumerate(splits, start=1)
+    ]
     run = example_run([CELL], measure={"warmup_steps": 1, "steps": 4, "launches": len(splits)})
     return describe_ranks(summarize(run, records)[0])
 
@@ -96,6 +99,13 @@ def test_few_steps_name_no_rank():
 )
 def test_a_cell_has_one_sentence(slower, expected):
     assert sentence(split(noise=0.0, **slower)) == expected
+
+
+def test_too_few_steps_do_not_say_that_no_rank_is_always_the_last():
+    """One of two computes for 50 ms longer in each of five steps, of which chance explains as much."""
+    expected = "the ranks wait for one another: 44% of the step; too few steps to say for which rank"
+    assert sentence(split(noise=0.0, steps=5, rank_wait=0.1)) == expected
+    assert sentence(split(noise=0.0, steps=8, rank_wait=0.1)).endswith("no rank is always the last")
 
 
 def test_the_sentence_says_in_how_many_launches():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -161,6 +162,30 @@ def test_a_prediction_is_made_once_for_a_memory_limit(tmp_path):
         described = replace(earlier.store.run(), walks=[], measure=asdict(replace(ONE_LAUNCH, memory_limit=memory_limit)))
         (walk,) = plan_walks(described, earlier.starts, earlier.search, earlier.store.run()).walks
         assert walk["predicted_batch"] == predicted
+
+
+def test_a_prediction_up_to_another_batch_is_made_anew(tmp_path):
+    machine = Machine(tmp_path, lambda _: 40, measure=ONE_LAUNCH, search=BatchSearch(start=2, at_most=8), predicted=8)
+    machine.run()
+    described = replace(machine.store.run(), walks=[])
+    for at_most, predicted in ((8, 8), (None, None), (16, None)):
+        (walk,) = plan_walks(described, machine.starts, BatchSearch(start=2, at_most=at_most), machine.store.run()).walks
+        assert walk["predicted_batch"] == predicted
+
+
+@pytest.mark.parametrize("is_outdated", [False, True])
+def test_a_prediction_of_other_sources_is_made_anew(tmp_path, monkeypatch, is_outdated):
+    machine = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
+    with pytest.raises(Killed):
+        machine.run(at_most_launches=1)
+    if is_outdated:
+        (record,) = machine.store.records()
+        machine.store.write_record(record | {"environment": {**record["environment"], "policy_sha256": "another"}})
+    walks = machine.open()
+    predicted = {walks.run.walks[0]["cells"][0]: 9}
+    monkeypatch.setattr("benchbox.cli.predicting.predict_in_process", lambda *_: predicted)
+    walks.predict(SimpleNamespace(print=lambda *_: None))
+    assert walks.run.walks[0]["predicted_batch"] == (9 if is_outdated else 6)
 
 
 def test_fresh_repeats_every_launch_of_a_walk(tmp_path):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
+from operator import call
 
 import pytest
 import torch
@@ -57,10 +59,22 @@ def test_a_step_that_fits_without_the_state_of_the_optimizer_exceeds_the_limit_w
         optimizer.step()
         optimizer.zero_grad()
 
-    with limit_memory(model, torch.device("cpu"), 1100 * KIB):
+    steps = iter((step, step, step))
+    with pytest.raises(torch.OutOfMemoryError), limit_memory(model, torch.device("cpu"), 1100 * KIB):
+        list(map(call, steps))
+    assert len(list(steps)) == 1, "the second one exceeds it"
+
+
+def test_a_limit_that_was_exceeded_is_an_error_also_where_the_policy_goes_on():
+    """On a GPU the next allocation fails as well."""
+
+    def step():
+        with suppress(RuntimeError):
+            torch.zeros(1024 * KIB // 4)
+
+    limit = limit_memory(nn.Linear(2, 2), torch.device("cpu"), 512 * KIB)
+    with pytest.raises(torch.OutOfMemoryError, match=r"tensors take 1\.0 MiB on this rank"), limit:
         step()
-        with pytest.raises(torch.OutOfMemoryError):
-            step()
 
 
 def test_without_a_limit_nothing_is_watched():

@@ -14,6 +14,7 @@ from tests.support.good_matrix import GOOD
 
 MATRICES = Path(__file__).parents[3] / "matrices"
 SECOND_STEP = "the second step is the first with the state of the optimizer"
+FROZEN_STEP = "steps with a frozen backbone take less memory than those of training"
 
 # (what is appended to a good matrix of seven lines, the line it earns)
 APPENDED = [
@@ -188,6 +189,11 @@ REPLACED = [
         "[1, 2]",
         "{search: max}\nmeasure: {warmup_steps: 0, steps: 2}",
         f"m.yaml:8:1: a search takes at least 3 steps of every launch, and measure has 2; {SECOND_STEP}",
+    ),
+    (
+        "[1, 2]",
+        "{search: max}\noptim: {freeze_backbone_steps: 3}\nmeasure: {warmup_steps: 5, steps: 2}",
+        f"m.yaml:8:9: a search needs 3 warm-up steps after the backbone is thawed, and measure has 5 in all; {FROZEN_STEP}",
     ),
     ("backend:", "backends:", "m.yaml:6:3: unknown axis 'backends'; did you mean 'backend'?"),
     ("size: tiny\n", "", "m.yaml:1:1: every cell needs size; give it at the top level or as an axis"),

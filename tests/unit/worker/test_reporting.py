@@ -20,6 +20,7 @@ from tests.unit.worker.test_out_of_memory import NCCL_OUT_OF_MEMORY
 if TYPE_CHECKING:
     from pathlib import Path
 
+GLOO_CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:19264"
 STATE = RankState("measure", 3, 10, "clip", 0.0)
 
 
@@ -50,7 +51,9 @@ def test_the_status_of_an_error_follows_from_its_class(error: BaseException, sta
     [
         (dist.DistBackendError("connection closed by peer"), True),
         (dist.DistNetworkError("connection reset by peer"), True),
+        (RuntimeError(GLOO_CLOSED), True),
         (RuntimeError("connection closed by peer"), False),
+        (ValueError(GLOO_CLOSED), False),
         (MismatchError("another backend"), False),
     ],
 )

@@ -57,6 +57,12 @@ class Faulty(nn.Module):
             exhaust_memory()
         if self._fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "segfault":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._fault == "exit":
+            os._exit(3)
         if self._fault == "sleep":
             time.sleep(3600)
         while self._fault == "wait" and Path("gate").exists():
