@@ -97,8 +97,8 @@ def errors_agree(record: LaunchRecord, folder: Path) -> list[str] | None:
     reported: list[Any] = [event for path in paths for event in read_events(path)[0] if event["event"] == "error"]
     # The launcher shortens a traceback, and of several nodes names that of the rank behind its message.
     message = _ON_NODE.sub("", error["message"])
-    kept = {key: value for key, value in error.items() if key not in ("traceback", "message")}
-    recorded = {"status": record["status"], **kept}
+    unchanged = {key: value for key, value in error.items() if key not in ("traceback", "message")}
+    recorded = {"status": record["status"], **unchanged}
     for event in reported:
         if event.get("message") in (message, error["message"]) and recorded.items() <= {**event}.items():
             return []

@@ -105,14 +105,14 @@ def _at_last_look(earlier: Run, run: Run, again: Collection[str]) -> Run:
     """
     assert earlier.sequential is not None
     added = {cell_id: run.launches for cell_id in run.cells if cell_id not in earlier.cells}
-    kept = earlier.cells.keys() - again
+    judged_before = earlier.cells.keys() - again
     sequential = {
         **earlier.sequential,
         "launches": _launches_of_pairs(earlier, run, again, earlier.sequential["launches"] | added),
         "settled": {
             pair_id: verdict
             for pair_id, verdict in earlier.sequential.get("settled", {}).items()
-            if kept >= {*pair_id.split("/")}
+            if judged_before >= {*pair_id.split("/")}
         },
     }
     measured = {**run.measure, "launches": _last_look(earlier)}

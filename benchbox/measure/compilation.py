@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from benchbox.measure.phases import ProgressTracker
     from benchbox.registry.contracts import CompileMode
-    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, LimitReached, Recompilation, UncompiledFunction
+    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, Recompilation, UncompiledFunction
 
 _MAX_ENTRIES = 10_000  # that torch keeps of its compilations; 64 by default
 _INSTALLED = ("site-packages", "dist-packages")
@@ -117,7 +117,7 @@ def _recompilations(entries: list[Any]) -> list[Recompilation]:
     ]
 
 
-def _limits_reached(entries: list[Any]) -> list[LimitReached]:
+def _limits_reached(entries: list[Any]) -> list[UncompiledFunction]:
     """Return the functions of which torch compiles no further variants: what no compiled one fits runs uncompiled.
 
     Torch refuses such a compilation before it notes the function. Earlier compilations of the same code, whose ids begin alike,

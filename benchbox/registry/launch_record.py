@@ -185,15 +185,8 @@ class Recompilation(TypedDict):
     reason: str
 
 
-class LimitReached(TypedDict):
-    """A function of which torch.compile compiles no further variants, and the guard that asked for one more."""
-
-    function: str
-    reason: str
-
-
 class UncompiledFunction(TypedDict):
-    """A function that torch.compile gave up to compile, and why: it runs uncompiled."""
+    """A function that runs uncompiled, and why: torch.compile gave it up, or the guard that asked for one more variant."""
 
     function: str
     reason: str
@@ -208,7 +201,7 @@ class CompilationRecord(TypedDict):
     graphs: int  # of forward passes, each with its backward
     graph_breaks: list[GraphBreak]
     recompilations: list[Recompilation]
-    limits_reached: NotRequired[list[LimitReached]]  # what none of their variants fits runs uncompiled
+    limits_reached: NotRequired[list[UncompiledFunction]]  # what none of their variants fits runs uncompiled
     uncompiled: NotRequired[list[UncompiledFunction]]
     time_s: float  # of all compilations
     from_cache: int  # graphs looked up and found

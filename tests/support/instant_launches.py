@@ -19,6 +19,23 @@ if TYPE_CHECKING:
     from benchbox.store.run import RunStore
 
 
+def matrix_of_backends(*backends: str, launches: int) -> str:
+    """Return a matrix of cells that differ in the backend, each compared with that of DDP."""
+    return f"""
+name: looks
+policy: pi05
+size: tiny
+data: synthetic
+world_size: 2
+batch: 1
+recipe: fp32
+axes:
+  backend: [{", ".join(backends)}]
+measure: {{warmup_steps: 1, steps: 2, launches: {launches}}}
+reference: {{backend: ddp}}
+"""
+
+
 @dataclass
 class InstantLaunches:
     """Stands in for `run_matrix`. `launched` are the launches so far; `at_most` of them fit into a budget."""

@@ -12,22 +12,10 @@ from benchbox.analysis.sequential import criteria_of, look_at
 from benchbox.report.view import build_report
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
-from tests.support.instant_launches import InstantLaunches
+from tests.support.instant_launches import InstantLaunches, matrix_of_backends
 from tests.support.waiting_policy import write_waiting_policy
 
-MATRIX = """
-name: looks
-policy: pi05
-size: tiny
-data: synthetic
-world_size: 2
-batch: 1
-recipe: fp32
-axes:
-  backend: [ddp, zero2, fsdp2]
-measure: {warmup_steps: 1, steps: 2, launches: 3}
-reference: {backend: ddp}
-"""
+MATRIX = matrix_of_backends("ddp", "zero2", "fsdp2", launches=3)
 SPEEDS = {"fsdp2": 0.1}  # twice that of ddp
 NOISE = {"zero2": 0.3}  # hides whether it is slower than ddp
 AUTO = ("--launches", "auto")

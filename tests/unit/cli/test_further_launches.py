@@ -9,7 +9,7 @@ import pytest
 from benchbox.analysis.sequential import criteria_of
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
-from tests.support.instant_launches import InstantLaunches
+from tests.support.instant_launches import InstantLaunches, matrix_of_backends
 
 ONE_CELL = ("backends", "--only", "backend=ddp")  # of a shipped matrix
 write_records = InstantLaunches({"zero2": 0.203})  # 1.5% slower
@@ -29,20 +29,6 @@ def test_further_launches_of_other_steps_are_not_among_the_figures(tmp_path, mon
     assert ("removing 1 further launch" in again.stdout) == (kept == 12)
 
 
-TWO_CELLS = """
-name: looks
-policy: pi05
-size: tiny
-data: synthetic
-world_size: 2
-batch: 1
-recipe: fp32
-axes: {backend: [ddp, BACKEND]}
-measure: {warmup_steps: 1, steps: 2, launches: 1}
-reference: {backend: ddp}
-"""
-
-
 @pytest.mark.parametrize(
     ("options", "launches"),
     [((), 7), (("--launches", "9"), 7), (("--fresh",), 1), (("--set", "measure.steps=3"), 1)],
@@ -51,7 +37,7 @@ reference: {backend: ddp}
 def test_a_command_without_looks_judges_no_launches_that_were_looked_at_before(tmp_path, monkeypatch, options, launches):
     """The first look, after launch 7, settles the pair. All looks share 1%, and nothing is left for a further test."""
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
-    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    (tmp_path / "looks.yaml").write_text(matrix_of_backends("ddp", "zero2", launches=1))
     command = ("run", "looks.yaml", "--out", "run", "--no-estimate")
     looked = run_in_process(*command, "--launches", "auto", "--resolution", "1%", cwd=tmp_path)
     assert "after launch 7: 1 of 1 pairs settled" in looked.stdout, looked.stderr
@@ -66,10 +52,10 @@ def test_a_command_without_looks_judges_no_launches_that_were_looked_at_before(t
 def test_cells_that_were_not_there_at_the_looks_have_the_launches_of_their_command(tmp_path, monkeypatch):
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
     matrix = tmp_path / "looks.yaml"
-    matrix.write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    matrix.write_text(matrix_of_backends("ddp", "zero2", launches=1))
     command = ("run", "looks.yaml", "--out", "run", "--no-estimate")
     run_in_process(*command, "--launches", "auto", "--resolution", "1%", cwd=tmp_path)
-    matrix.write_text(TWO_CELLS.replace("BACKEND", "zero2, fsdp2"))
+    matrix.write_text(matrix_of_backends("ddp", "zero2", "fsdp2", launches=1))
     run_in_process(*command, "--launches", "2", cwd=tmp_path)
     run = RunStore(tmp_path / "run").run()
     planned = {run.cells[cell_id]["backend"]: launches for cell_id, launches in run.planned_launches().items()}
@@ -79,7 +65,7 @@ def test_cells_that_were_not_there_at_the_looks_have_the_launches_of_their_comma
 def looked_at(tmp_path, monkeypatch):
     """A run of which a look was taken, after launch 7, and the command that takes none."""
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
-    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    (tmp_path / "looks.yaml").write_text(matrix_of_backends("ddp", "zero2", launches=1))
     command = ("run", "looks.yaml", "--out", "run", "--no-estimate")
     run_in_process(*command, "--launches", "auto", "--resolution", "1%", cwd=tmp_path)
     return RunStore(tmp_path / "run"), command
@@ -115,7 +101,7 @@ def test_a_run_of_which_nothing_was_launched_has_no_looks_to_keep(tmp_path, monk
 def test_launches_that_are_added_after_a_test_are_said_to_be_tested_again(tmp_path, monkeypatch):
     """Three tests at 1% each: whoever adds launches until a verdict comes is wrong more often than once in a hundred."""
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
-    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    (tmp_path / "looks.yaml").write_text(matrix_of_backends("ddp", "zero2", launches=1))
     command, store = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches"), RunStore(tmp_path / "run")
     tests = {}
     for launches in ("4", "5", "5", "6", "8"):
@@ -134,7 +120,7 @@ def test_launches_that_are_added_after_a_test_are_said_to_be_tested_again(tmp_pa
 
 def test_tests_of_outdated_launches_are_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
-    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    (tmp_path / "looks.yaml").write_text(matrix_of_backends("ddp", "zero2", launches=1))
     command = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches")
     run_in_process(*command, "5", cwd=tmp_path)
     run_in_process(*command, "6", "--set", "measure.steps=3", cwd=tmp_path)
@@ -143,7 +129,7 @@ def test_tests_of_outdated_launches_are_forgotten(tmp_path, monkeypatch):
 
 def test_launches_that_are_too_few_of_a_cell_were_no_test(tmp_path, monkeypatch):
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
-    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    (tmp_path / "looks.yaml").write_text(matrix_of_backends("ddp", "zero2", launches=1))
     command, store = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--launches"), RunStore(tmp_path / "run")
     run_in_process(*command, "5", cwd=tmp_path)
     store.remove_record(store.stored_launches()[-1][0], 5)
@@ -168,7 +154,7 @@ def test_a_policy_of_an_earlier_plan_may_be_gone(tmp_path, monkeypatch):
 
 def test_pairs_that_were_tested_without_the_cells_that_were_not_selected_were_tested(tmp_path, monkeypatch):
     monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
-    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2, fsdp2"))
+    (tmp_path / "looks.yaml").write_text(matrix_of_backends("ddp", "zero2", "fsdp2", launches=1))
     command = ("run", "looks.yaml", "--out", "run", "--no-estimate", "--only", "backend!=fsdp2", "--launches")
     for launches in ("6", "7"):
         run_in_process(*command, launches, cwd=tmp_path)
