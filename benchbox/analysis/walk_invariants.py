@@ -1,6 +1,4 @@
-"""Invariants of walks and of pairs that are settled: what launches show of the largest batch does not contradict itself, and
-the plan says what they show.
-"""
+"""Invariants of walks and of settled pairs: launches do not contradict one another, and the plan says what they show."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run, RunStore
 
 
-class _Kept(RunCheck):
+class _OfAllLaunches(RunCheck):
     """A check of launches that it keeps, where the run has what it is about: walks, or pairs that are settled."""
 
     def __init__(self, store: RunStore) -> None:
@@ -39,7 +37,7 @@ class _Kept(RunCheck):
         return ()
 
 
-class MonotonicWalks(_Kept):
+class MonotonicWalks(_OfAllLaunches):
     """No launch that searched may fit at a batch above one that ran out of memory. Those that repeat a batch decide nothing."""
 
     def finish(self) -> Iterator[Problem]:
@@ -54,7 +52,7 @@ class MonotonicWalks(_Kept):
                     yield (record["cell_id"], record["launch"]), f"{message} {where}"
 
 
-class Certificates(_Kept):
+class Certificates(_OfAllLaunches):
     """The plan must say of a walk what its launches show, and the search of one that has ended must have ended by them."""
 
     def finish(self) -> Iterator[Problem]:
@@ -80,7 +78,7 @@ class Certificates(_Kept):
                 )
 
 
-class SettledPairs(_Kept):
+class SettledPairs(_OfAllLaunches):
     """The verdict of a pair that an earlier look settled must be one that the launches of that look can have.
 
     Holm's correction makes a p larger, by the other pairs of that look: the verdict was by a p between this one and 1. The plan
