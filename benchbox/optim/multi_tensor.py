@@ -1,7 +1,7 @@
 """Operations on lists of tensors: a few multi-tensor kernels for all of them, or one kernel for each tensor.
 
 Both give the same bits. On an accelerator the start of a kernel costs more than the work on a small tensor. On a CPU there is
-no such cost, and torch's multi-tensor functions loop over the tensors themselves, after checks that made a step slower.
+no such cost: torch's functions loop over the tensors themselves, and the checks of its copies made a step slower.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
 def multiply_tensors(tensors: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply tensors in place by a () tensor, which is cast to the dtype of each of them."""
     for group in group_tensors(tensors):
-        if uses_multi_tensor(group[0].device):
-            torch._foreach_mul_(group, factor.to(group[0]))
-        else:
-            for tensor in group:
-                tensor.mul_(factor.to(tensor.dtype))
+        torch._foreach_mul_(group, factor.to(group[0]))  # on a CPU too: it takes a quarter of the time of one `mul_` for each
 
 
 def vector_norms(tensors: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from benchbox.optim.multi_tensor import group_tensors, multiply_tensors, uses_mu
 from benchbox.optim.passes import native_functions, sum_of_squares, supports_native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # On a CPU this many elements are upcast at a time; they stay in the cache between the upcast and the norm.
 _CHUNK_ELEMENTS = 2**20
@@ -40,21 +40,37 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
         total += torch.dot(norms, norms).to(device)
     cpu_gradients = [local for local in local_gradients if not uses_multi_tensor(local.device)]
     scratch = torch.empty(_CHUNK_ELEMENTS if cpu_gradients else 0, dtype=torch.float32, device="cpu")
-    cpu_norms = []
-    for local in cpu_gradients:
-        cpu_norms += [_row_norms(chunk, scratch) for chunk in local.reshape(-1).split(_CHUNK_ELEMENTS)]
-    if cpu_norms:
-        rows = torch.cat(cpu_norms).double()
+    norms_of_rows = [_row_norms(parts, scratch) for parts in _parts_of_chunks(cpu_gradients)]
+    if norms_of_rows:
+        rows = torch.cat(norms_of_rows).double()
         total += torch.dot(rows, rows).to(device)
     return total
 
 
-def _row_norms(chunk: Tensor, scratch: Tensor) -> Tensor:
-    """Return the norms of the rows of a 1-D chunk: (ceil(elements / _ROW_ELEMENTS),) float32."""
-    elements = chunk.numel()
+def _parts_of_chunks(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield lists of 1-D parts of the gradients, of at most _CHUNK_ELEMENTS together.
+
+    A policy has many small parameters, and operations on each of them would cost more than its values.
+    """
+    parts: list[Tensor] = []
+    elements = 0
+    for gradient in gradients:
+        for part in gradient.reshape(-1).split(_CHUNK_ELEMENTS):
+            if elements + part.numel() > _CHUNK_ELEMENTS:
+                yield parts
+                parts, elements = [], 0
+            parts.append(part)
+            elements += part.numel()
+    if parts:
+        yield parts
+
+
+def _row_norms(parts: list[Tensor], scratch: Tensor) -> Tensor:
+    """Return the norms of the rows of 1-D parts, one after the other: (ceil(elements / _ROW_ELEMENTS),) float32."""
+    elements = sum(part.numel() for part in parts)
     rows = -(-elements // _ROW_ELEMENTS)
     upcast = scratch[: rows * _ROW_ELEMENTS]
-    upcast[:elements].copy_(chunk)
+    torch.cat(parts, out=upcast[:elements])
     if elements < upcast.numel():
         upcast[elements:] = 0
     norms: Tensor = torch.linalg.vector_norm(upcast.view(rows, _ROW_ELEMENTS), dim=1)

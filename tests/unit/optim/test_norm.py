@@ -35,5 +35,21 @@ def test_what_one_chunk_leaves_behind_is_not_in_the_next(monkeypatch: pytest.Mon
     assert squared_norm([torch.ones(3000, dtype=torch.bfloat16), torch.ones(5, dtype=torch.bfloat16)], CPU).item() == 3005
 
 
+def test_small_gradients_share_chunks_and_their_norm_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy has hundreds of them, and an operation for each costs more than its values."""
+    monkeypatch.setattr(norm, "_CHUNK_ELEMENTS", 2048)
+    gradients = [torch.full((size,), float(size)) for size in (1000, 1000, 100, 5, 0, 3000, 7)]
+    norms_of_rows, chunks = norm._row_norms, []
+
+    def noted(parts: list[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
+        chunks.append([part.numel() for part in parts])
+        return norms_of_rows(parts, scratch)
+
+    monkeypatch.setattr(norm, "_row_norms", noted)
+    exact = sum(gradient.double().square().sum().item() for gradient in gradients)
+    assert squared_norm(gradients, CPU).item() == pytest.approx(exact, rel=1e-6)
+    assert chunks == [[1000, 1000], [100, 5, 0], [2048], [952, 7]]
+
+
 def test_there_is_a_norm_of_nothing() -> None:
     assert squared_norm([], CPU).item() == 0
