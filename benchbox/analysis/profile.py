@@ -60,6 +60,7 @@ class Communication(TypedDict):
     all_reduce_bytes_per_s: float | None
     seconds: float | None
     share: float | None  # of the step
+    kernels_s: float | None  # of a profiled step, waiting for other ranks included; null where they have no kernels
 
 
 class Profile(TypedDict):
@@ -141,6 +142,8 @@ def _compilation_doubts(ranks: Sequence[RankProfile]) -> Iterator[str]:
     record = cast("LaunchRecord", {"compilation": {"per_rank": compiled}})
     if compiled_in_measured_steps(record):
         yield "torch.compile compiled something in timed steps; more warm-up steps help, unless shapes change"
+    if any(rank.get("late_compilations") for rank in ranks):
+        yield "torch.compile compiled something in the steps under the profiler: times of towers and operations are of them too"
     if limited := dict.fromkeys(entry["function"] for rank in compiled for entry in rank.get("limits_reached", ())):
         yield f"torch.compile reached its limit of variants of {', '.join(limited)}: further ones ran uncompiled"
     if uncompiled := dict.fromkeys(entry["function"] for rank in compiled for entry in rank.get("uncompiled", ())):
@@ -160,7 +163,8 @@ def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) 
     for phase, phase_s in seconds.items():
         if phase_s <= 0:
             continue
-        sizes: PhaseBytes = rank["bytes"].get(phase, {"read": 0, "written": 0, "collectives": 0})
+        unseen = None if phase in rank["bytes_reasons"] else 0
+        sizes: PhaseBytes = rank["bytes"].get(phase, {"read": unseen, "written": unseen, "collectives": 0})
         read, written = sizes["read"], sizes["written"]
         flops: Counter[tuple[str, str]] = Counter()
         for product in rank["products"]:
@@ -173,7 +177,7 @@ def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) 
             None if read is None or written is None else read + written,
             peaks,
             missing=(peaks and unknown) or reason,
-            bytes_missing=rank["bytes_reason"],
+            bytes_missing=rank["bytes_reasons"].get(phase),
         )
         rows.append(
             {
@@ -192,7 +196,15 @@ def _communication(rank: RankProfile, peaks: MeasuredPeaks | None) -> Communicat
     rate = None if peaks is None or peaks.all_reduce is None else peaks.all_reduce["per_s"]
     seconds = None if rate is None else size / rate
     share = None if seconds is None else seconds / fmean(rank["step_s"])
-    return {"bytes": size, "all_reduce_bytes_per_s": rate, "seconds": seconds, "share": share}
+    kernels_s = rank.get("collective_s")
+    steps = len(rank["profiled_step_s"])
+    return {
+        "bytes": size,
+        "all_reduce_bytes_per_s": rate,
+        "seconds": seconds,
+        "share": share,
+        "kernels_s": None if kernels_s is None else kernels_s / steps,
+    }
 
 
 def _towers(rank: RankProfile, peaks: MeasuredPeaks | None) -> list[TowerProfile]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _MAX_ENTRIES = 10_000  # that torch keeps of its compilations; 64 by default
 _INSTALLED = ("site-packages", "dist-packages")
-_CACHES = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
 
 
 class CompilationWatch:
@@ -28,22 +27,21 @@ class CompilationWatch:
 
     Args:
         tracker: the state of the rank.
-        mode: with `off` nothing is recorded.
+        mode: with `off` there is a record only if something was compiled all the same.
     """
 
     def __init__(self, tracker: ProgressTracker, mode: CompileMode) -> None:
         self._tracker = tracker
         self._is_off = mode == "off"
         self._time_s = self._started_at = 0.0
-        self._compilations = self._in_measured_steps = 0
-        if not self._is_off:
-            from torch._dynamo import utils
-
-            utils.set_compilation_metrics_limit(_MAX_ENTRIES)
+        self.compilations = 0  # so far
+        self._in_measured_steps = 0
 
     def __enter__(self) -> Self:
-        from torch._dynamo.callback import callback_handler  # the first step of an optimizer imports torch._dynamo anyway
+        from torch._dynamo import utils  # the first step of an optimizer imports torch._dynamo anyway
+        from torch._dynamo.callback import callback_handler
 
+        utils.set_compilation_metrics_limit(_MAX_ENTRIES)
         callback_handler.register_start_callback(self._on_start)
         callback_handler.register_end_callback(self._on_end)
         return self
@@ -57,18 +55,20 @@ class CompilationWatch:
     @contextmanager
     def of_measured_steps(self) -> Iterator[None]:
         """Watch steps that should compile nothing."""
-        before = self._compilations
+        before = self.compilations
         with self:
             yield
-        self._in_measured_steps = self._compilations - before
+        self._in_measured_steps = self.compilations - before
 
     def record(self) -> CompilationRecord | None:
-        """Return what was compiled; None if nothing should be."""
-        if self._is_off:
+        """Return what was compiled; None if nothing should be, and nothing was."""
+        if self._is_off and not self.compilations:
             return None
         from torch._dynamo import utils
 
         graphs, entries = utils.counters["stats"]["unique_graphs"], utils.get_compilation_metrics()
+        # Inductor's cache has the compiled code. The one of AOTAutograd before it has what leads there, in a few seconds.
+        lookups = utils.counters["inductor"]
         return {
             "graphs": graphs,
             "graph_breaks": _graph_breaks(utils.graph_break_reasons),
@@ -76,8 +76,8 @@ class CompilationWatch:
             "limits_reached": _limits_reached(entries),
             "uncompiled": _uncompiled(entries),
             "time_s": self._time_s,
-            "from_cache": sum(utils.counters[group][f"{name}_hit"] for group, name in _CACHES),
-            "not_from_cache": sum(utils.counters[group][f"{name}_miss"] for group, name in _CACHES),
+            "from_cache": lookups["fxgraph_cache_hit"],
+            "not_from_cache": lookups["fxgraph_cache_miss"] + lookups["fxgraph_cache_bypass"],
             "in_measured_steps": self._in_measured_steps,
         }
 
@@ -88,7 +88,7 @@ class CompilationWatch:
         self._tracker.begin_compilation()
 
     def _on_end(self, *_: Any) -> None:
-        self._compilations += 1
+        self.compilations += 1
         self._time_s += time.perf_counter() - self._started_at
         self._tracker.end_compilation()
 

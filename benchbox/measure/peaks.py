@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,8 @@ _DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", TF32, "bfloat16",
 _STABLE = 0.03  # spread of the repetitions at which no more are taken
 _ROUND, _MAX_ROUNDS = 5, 8
 _REPETITION_S = 0.02  # calls are repeated for as long, so that ranks that start a little apart still run together
+# A GPU lowers its clock when it has worked for a moment at its limit of power, and training is at that lower clock.
+_SUSTAINED_S = {"cpu": 0.0, "cuda": 1.0}
 # Layouts are compared by as many rows of the left factor, and in as long: the slowest may take minutes for a whole product.
 _COMPARED_ROWS, _COMPARED_S = 256, 0.5
 
@@ -115,9 +119,14 @@ def bfloat16_slowdown() -> float:
 
 
 def time_together(call: Callable[[], object], device: torch.device, limit_s: float) -> CallTiming:
-    """Time a call that all ranks make at the same time, until its times are stable or `limit_s` has passed."""
+    """Time a call that all ranks make at the same time, until its times are stable or `limit_s` has passed.
+
+    A GPU does the same work for a second before.
+    """
     _repeat(call, 1, device)  # allocates, and chooses kernels
     calls = max(1, int(_REPETITION_S / max(_slowest([_repeat(call, 1, device)], device)[0], 1e-9)))
+    for _ in range(ceil(_SUSTAINED_S[device.type] / _REPETITION_S)):  # as often on every rank: a call may be a collective
+        _repeat(call, calls, device)
     seconds: list[float] = []
     for _ in range(_MAX_ROUNDS):
         seconds += _slowest([_repeat(call, calls, device) for _ in range(_ROUND)], device)
@@ -177,8 +186,9 @@ def _products(left: torch.Tensor, right: torch.Tensor) -> list[Callable[[], obje
 
 def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
     if left.shape[0] > 1:
-        return lambda: torch.bmm(left, right, out=out)
-    return lambda: torch.mm(left[0], right[0], out=out[0])
+        return partial(torch.bmm, left, right, out=out)
+    # Views made in each call would take longer than a small product on a GPU, whose rate would then be that of the host.
+    return partial(torch.mm, left[0], right[0], out=out[0])
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _classify(operation: Any, args: tuple[Any, ...], result: Any) -> tuple[str, 
     name = operation_name(operation)
     factors = plain_tensors(args)[:2]
     dtype = str(factors[1].dtype).removeprefix("torch.")  # the first may be a bias
-    if dtype == "float32" and factors[1].is_cuda and torch.backends.cuda.matmul.allow_tf32:
+    if dtype == "float32" and factors[1].is_cuda and _allows_tf32(name):
         dtype = TF32
     if name in _FACTORS:
         left, right = (args[index] for index in _FACTORS[name])
@@ -117,6 +117,16 @@ def _classify(operation: Any, args: tuple[Any, ...], result: Any) -> tuple[str, 
         weight, output = (args[1], result) if name == "convolution" else (args[2], args[0])
         return dtype, shape_class(1, output.numel() // output.shape[1], weight.shape[0], math.prod(weight.shape[1:]))
     return dtype, "batched"
+
+
+def _allows_tf32(name: str) -> bool:
+    """Return whether torch allows TF32 for an operation: convolutions, which cuDNN computes, have a setting of their own."""
+    is_convolution = name.startswith("convolution")
+    try:
+        return bool(torch.backends.cudnn.allow_tf32 if is_convolution else torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # torch refuses to read it where a program has set `fp32_precision` instead
+        backends: Any = torch.backends
+        return bool((backends.cudnn.conv if is_convolution else backends.cuda.matmul).fp32_precision == "tf32")
 
 
 def _traffic(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, int]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STEP, PHASE = "step", "phase:"
 NO_TOWER = ""
 BETWEEN_OPERATIONS = "Python between operations"
+_NCCL_KERNEL = "nccl"  # ncclDevKernel_AllReduce_Sum_bf16_RING_LL
 _NODE = "autograd::engine::evaluate_function: "
 _BACKWARD_SCOPE = 1  # at::RecordScope::BACKWARD_FUNCTION
 
@@ -58,11 +59,12 @@ def _annotation(name: str) -> CallbackContext:
 class TraceTimes:
     """Times of the steps of a trace. Those of towers add up to those of phases on the host.
 
-    On a GPU `tower_s` and `operators` are times of kernels, by the operation that launched them.
+    On a GPU `tower_s` and `operators` are times of kernels, by the operation that launched them. Kernels of collectives run
+    beside others and wait for other ranks: they are in `operators` and, together, in `collective_s`, and not in `tower_s`.
     """
 
-    step_s: list[float]
     tower_s: dict[str, dict[str, float]]  # phase -> tower, NO_TOWER where there is none
+    collective_s: float | None  # None on the host
     operators: list[OperatorTime]  # longest first
 
 
@@ -79,6 +81,7 @@ def read_trace(events: Iterable[Any], towers: TowerTracker, *, on_host: bool) ->
     positions = _Positions([event for event in host_events if event.name.startswith(PHASE)], steps, towers)
     tower_s: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     operators: dict[str, OperatorTime] = {}
+    collective_s = 0.0
     for event in host_events:
         position = positions.of(event)
         is_annotation = event.name == STEP or event.name.startswith((PHASE, TOWER))
@@ -86,16 +89,23 @@ def read_trace(events: Iterable[Any], towers: TowerTracker, *, on_host: bool) ->
             continue
         phase, tower = position
         seconds = float(event.self_cpu_time_total if on_host else event.self_device_time_total) / 1e6
-        tower_s[phase][tower] += seconds
+        of_collectives = 0.0 if on_host else _seconds_of_collectives(event)
+        collective_s += of_collectives
+        tower_s[phase][tower] += seconds - of_collectives
         name = BETWEEN_OPERATIONS if is_annotation else event.name
         operator = operators.setdefault(name, {"name": name, "calls": 0, "self_s": 0.0})
         operator["calls"] += 1
         operator["self_s"] += seconds
     return TraceTimes(
-        step_s=[event.time_range.elapsed_us() / 1e6 for event in steps],
         tower_s={phase: dict(seconds) for phase, seconds in tower_s.items()},
+        collective_s=None if on_host else collective_s,
         operators=sorted(operators.values(), key=lambda operator: -operator["self_s"]),
     )
+
+
+def _seconds_of_collectives(event: Any) -> float:
+    """Return the time of the kernels of NCCL that an operation has launched itself."""
+    return float(sum(kernel.duration for kernel in event.kernels if kernel.name.startswith(_NCCL_KERNEL))) / 1e6
 
 
 class _Positions:

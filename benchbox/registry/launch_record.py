@@ -204,8 +204,8 @@ class CompilationRecord(TypedDict):
     limits_reached: NotRequired[list[UncompiledFunction]]  # what none of their variants fits runs uncompiled
     uncompiled: NotRequired[list[UncompiledFunction]]
     time_s: float  # of all compilations
-    from_cache: int  # graphs looked up and found
-    not_from_cache: int  # graphs looked up and not found
+    from_cache: int  # pieces of compiled code that were loaded: a graph has one of its forward pass and one of its backward
+    not_from_cache: int  # those that were compiled
     in_measured_steps: int  # compilations; the times of these steps are not those of training
 
 
@@ -381,7 +381,7 @@ class LaunchRecord(_LaterKeys):
     memory: Memory | None
     collectives: dict[str, CollectiveRecord] | None
     flops: Flops | None
-    compilation: NotRequired[Compilation | None]  # null where compile is off
+    compilation: NotRequired[Compilation | None]  # null where compile is off and nothing was compiled
     mfu: float | None  # model FLOPs utilisation, the lowest over ranks
     mfu_reason: str | None  # why mfu and hfu are null
     precision: Precision | None

@@ -34,6 +34,9 @@ class Tolerance:
         return first if step == 0 else later
 
 
+TORCH_ADAMW = "benchbox.backends.optimizers:fused_adamw"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A precision arrangement. Storage is the dtype of live parameters, compute that of matrix products, stepped that of the
@@ -51,7 +54,7 @@ class Recipe:
     storage: str
     compute: str
     stepped: str | None
-    optimizer: str = "benchbox.backends.optimizers:fused_adamw"
+    optimizer: str = TORCH_ADAMW
     compensation: str | None = None
     requires: str | None = None  # a module that is not among the dependencies of benchbox
     install: str = ""  # the command that installs it

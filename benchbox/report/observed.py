@@ -146,7 +146,7 @@ def _compilation(record: LaunchRecord) -> list[str]:
         return []
     longest = max(compilation["per_rank"], key=lambda rank: rank["time_s"])
     looked_up = longest["from_cache"] + longest["not_from_cache"]
-    cache = f", {longest['from_cache']} of {looked_up} found in the cache" if looked_up else ""
+    cache = f", {longest['from_cache']} of their {looked_up} passes found in the cache" if looked_up else ""
     late = f", {longest['in_measured_steps']} compilations in measured steps" if longest["in_measured_steps"] else ""
     return [
         f"{longest['graphs']} graphs, {quantity(longest['time_s'], 's')}{cache}{late}",

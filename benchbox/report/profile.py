@@ -112,6 +112,8 @@ def _phase_rows(profile: Profile) -> list[tuple[str, ...]]:
 
 def _communication(collectives: Communication) -> str:
     text = f"collectives of a step carry {quantity(collectives['bytes'], 'bytes')}"
+    if collectives["kernels_s"] is not None:
+        text += f", and their kernels run for {quantity(collectives['kernels_s'], 's')}, which no tower has"
     if collectives["seconds"] is None or collectives["share"] is None:
         return text
     rate = quantity(collectives["all_reduce_bytes_per_s"], "bytes")

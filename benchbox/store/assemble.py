@@ -229,8 +229,9 @@ def _flops(ranks: Sequence[RankResult]) -> Flops | None:
 
 
 def _compilation(ranks: Sequence[RankResult]) -> Compilation | None:
+    """Return the records of the ranks that compiled anything; of all of them where `compile` asks for it."""
     per_rank = [compilation for result in ranks if (compilation := result.get("compilation")) is not None]
-    return {"per_rank": per_rank} if ranks and len(per_rank) == len(ranks) else None
+    return {"per_rank": per_rank} if per_rank else None
 
 
 def _towers(formulas: Sequence[dict[str, TowerFlops] | None]) -> dict[str, TowerFlops] | None:

@@ -54,12 +54,16 @@ class RankProfile(TypedDict):
     host: NotRequired[RankHost]  # in these steps
     profiled_step_s: list[float]  # steps under the profiler
     tower_s: dict[str, dict[str, float]]  # phase -> tower -> time in the profiled steps; the tower "" is none
+    collective_s: NotRequired[float | None]  # of kernels of collectives in the profiled steps, not in those of towers
     operators: list[OperatorTime]  # longest first
     products: list[ProductCost]  # of one step
     recomputed_flops: int
     flops_reason: str | None  # why the products are not complete
     bytes: dict[str, PhaseBytes]  # of one step, by phase
-    bytes_reason: str | None  # why those of a phase are null
-    compilation: CompilationRecord | None  # until the end of the timed steps; null where compile is off
+    bytes_reasons: dict[str, str]  # phase -> why they are null
+    compilation: (
+        CompilationRecord | None
+    )  # until the end of the timed steps; null where compile is off and nothing was compiled
+    late_compilations: NotRequired[int]  # in the steps under the profiler
     trace: str  # file name
     environment: RankEnvironment

@@ -108,7 +108,7 @@ class RankResult(Utilisation):
     skipped_steps: NotRequired[list[int]]  # numbers of those that `optim.spike` skipped
     memory: RankMemory | None  # null until the probe has measured it, on a device without memory counters
     collectives: dict[str, CollectiveRecord] | None  # operation -> calls in one step; null until the probe has counted them
-    compilation: NotRequired[CompilationRecord | None]  # null where compile is off
+    compilation: NotRequired[CompilationRecord | None]  # null where compile is off and nothing was compiled
     flops: Flops | None  # null until the probe has counted them
     host: NotRequired[RankHost]
     collective_times: NotRequired[CollectiveTimes | None]

@@ -21,7 +21,7 @@ from benchbox.measure.step_trace import TraceInstrument, read_trace
 from benchbox.measure.towers import TowerTracker
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.optim.passes import pass_listeners
-from benchbox.registry.recipes import recipe_by_name
+from benchbox.registry.recipes import TORCH_ADAMW, recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _LARGE_TRACE_EVENTS = 100_000  # of which a trace is compressed
 _COMPILED_PHASES = ("forward", "backward")
 _FUSED = "operations that torch.compile has fused are not seen, nor their bytes"
+_KERNELS = "the optimizer of {} may have kernels of its own, whose bytes are not seen"
 _FLEX = "FlexAttention runs compiled, and its {} are not seen"
 
 
@@ -82,9 +83,12 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
         check_compilation(cell, compiled)
 
         reporter.enter_stage("profile", job["profiled_steps"] + 1)
-        folder = Path(job["traces"])
+        folder, compilations = Path(job["traces"]), compilation.compilations
         with compilation:  # a batch may have another length than all before it
-            path, traced = _trace_steps(session, roles, stream, job["profiled_steps"], folder, rank, tracker, reporter)
+            path, traced_step_s, traced = _trace_steps(
+                session, roles, stream, job["profiled_steps"], folder, rank, tracker, reporter
+            )
+        late_compilations = compilation.compilations - compilations
 
         reporter.enter_stage("probe")
         synchronize_ranks(session.device)
@@ -103,8 +107,7 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
         reporter.enter_stage("write")
         machine = environment()
-        uses_flex = cell.attention == "flex" and session.device.type == "cuda"
-        bytes_reason = _FUSED if cell.compile != "off" else _FLEX.format("bytes") if uses_flex else None
+        bytes_reasons = _unseen_bytes(cell, session.device)
         result: RankProfile = {
             "rank": rank,
             "device": session.device.type,
@@ -116,15 +119,17 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "fused_phases": session.backend.fused_phases,
             "samples": sum(step.samples for step in timed),
             "host": host_use,
-            "profiled_step_s": traced.step_s,
+            "profiled_step_s": traced_step_s,
             "tower_s": traced.tower_s,
+            "collective_s": traced.collective_s,
             "operators": traced.operators,
             "products": costs.products(),
             "recomputed_flops": costs.recomputed_flops,
-            "flops_reason": _FLEX.format("products") if uses_flex else None,
-            "bytes": _known_bytes(costs.bytes_by_phase(), bytes_reason),
-            "bytes_reason": bytes_reason,
+            "flops_reason": _FLEX.format("products") if _runs_compiled_flex(cell, session.device) else None,
+            "bytes": _known_bytes(costs.bytes_by_phase(), bytes_reasons),
+            "bytes_reasons": bytes_reasons,
             "compilation": compiled,
+            "late_compilations": late_compilations,
             "trace": path.name,
             "environment": machine,
         }
@@ -140,15 +145,16 @@ def _trace_steps(
     rank: int,
     tracker: ProgressTracker,
     reporter: Reporter,
-) -> tuple[Path, TraceTimes]:
-    """Take steps under torch's profiler, and return the path of their trace and its times."""
+) -> tuple[Path, list[float], TraceTimes]:
+    """Take steps under torch's profiler, and return the path of their trace, the time of each, and the times in the trace."""
     on_host = session.device.type == "cpu"
     activities = [ProfilerActivity.CPU] if on_host else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with torch_profile(activities=activities):  # the first step under a profiler pays for its initialisation
         run_steps(session, stream, 1, tracker, reporter)
     synchronize_ranks(session.device)
     towers = TowerTracker(session.model, roles, annotate=True)
-    instruments = CombinedInstrument(tracker, TraceInstrument())
+    clock = PhaseClock(session.device)  # in the trace a step is that of the host, which need not wait for its device
+    instruments = CombinedInstrument(clock, tracker, TraceInstrument())
     with torch_profile(activities=activities) as profiler, towers, _listening(lambda *_: None):
         run_steps(session, stream, steps, instruments, reporter)
         if not on_host:
@@ -156,7 +162,7 @@ def _trace_steps(
     events = profiler.events() or []
     path = folder / f"trace-rank{rank}.json{'.gz' if len(events) > _LARGE_TRACE_EVENTS else ''}"
     profiler.export_chrome_trace(str(path))
-    return path, read_trace(events, towers, on_host=on_host)
+    return path, clock.drain().step_s, read_trace(events, towers, on_host=on_host)
 
 
 def _count_costs(session: Session, roles: Mapping[str, Role], stream: MicroBatchStream, tracker: ProgressTracker) -> StepCosts:
@@ -168,12 +174,25 @@ def _count_costs(session: Session, roles: Mapping[str, Role], stream: MicroBatch
     return costs
 
 
-def _known_bytes(sizes: dict[str, PhaseBytes], unseen: str | None) -> dict[str, PhaseBytes]:
-    """Return the bytes by phase, unknown in phases that run compiled code if there is a reason why its bytes are unseen."""
-    if unseen is not None:
-        for phase in sizes.keys() & _COMPILED_PHASES:
-            sizes[phase] |= {"read": None, "written": None}
-    return sizes
+def _runs_compiled_flex(cell: Cell, device: torch.device) -> bool:
+    return cell.attention == "flex" and device.type == "cuda"
+
+
+def _unseen_bytes(cell: Cell, device: torch.device) -> dict[str, str]:
+    """Return the phases that move bytes in something other than operations of torch, and why these are not seen."""
+    reasons = {}
+    if cell.compile != "off":
+        reasons = dict.fromkeys(_COMPILED_PHASES, _FUSED)
+    elif _runs_compiled_flex(cell, device):
+        reasons = dict.fromkeys(_COMPILED_PHASES, _FLEX.format("bytes"))
+    if device.type == "cuda" and recipe_by_name(cell.recipe).optimizer != TORCH_ADAMW:
+        reasons["optimizer"] = _KERNELS.format(cell.recipe)
+    return reasons
+
+
+def _known_bytes(sizes: dict[str, PhaseBytes], unseen: Mapping[str, str]) -> dict[str, PhaseBytes]:
+    """Return the bytes by phase, unknown in phases of which some are unseen."""
+    return {phase: size | {"read": None, "written": None} if phase in unseen else size for phase, size in sizes.items()}
 
 
 @contextmanager

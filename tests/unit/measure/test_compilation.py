@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from benchbox.measure.phases import ProgressTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -139,10 +141,38 @@ def test_a_function_that_reaches_the_limit_of_variants_is_recorded_with_its_plac
     assert "size mismatch at index 0. expected 4, actual 5" in entry["reason"]
 
 
-def test_a_compilation_that_nobody_asked_for_is_reported_and_not_recorded(states: list[str | None]) -> None:
-    """FlexAttention is compiled on every GPU, for longer than a rank may make no progress."""
+def test_a_compilation_that_nobody_asked_for_is_recorded_and_so_is_that_it_was_in_a_measured_step(
+    states: list[str | None],
+) -> None:
+    """FlexAttention is compiled on every GPU, in steps too: a variant of a policy's blocks when it first appears."""
     watch = CompilationWatch(ProgressTracker("warmup", lambda state: states.append(state.phase)), "off")
-    with watch, watch.of_measured_steps():
-        torch.compile(double, backend="eager")(torch.ones(2))
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with watch:
+        assert watch.record() is None
+        compiled(torch.ones(2))
+    with watch.of_measured_steps():
+        compiled(torch.ones(3))
     assert "torch.compile" in states
-    assert watch.record() is None
+    record = watch.record()
+    assert record is not None
+    assert (record["graphs"], record["in_measured_steps"], len(record["recompilations"])) == (2, 1, 1)
+
+
+def test_code_that_was_loaded_is_told_from_code_that_was_compiled_whatever_led_there(
+    watch: CompilationWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph with a backward has two pieces of code. AOTAutograd looks up what leads to them in a cache of its own, which
+    another training may miss while the code of both is there.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found = []
+    for _ in range(3):
+        torch.compiler.reset()
+        utils.counters.clear()
+        with watch:
+            torch.compile(double)(torch.ones(2, requires_grad=True)).sum().backward()
+        record = watch.record()
+        assert record is not None
+        found.append((record["graphs"], record["from_cache"], record["not_from_cache"]))
+        shutil.rmtree(tmp_path / "aotautograd", ignore_errors=True) if len(found) == 2 else None
+    assert found == [(1, 0, 2), (1, 2, 0), (1, 2, 0)]

@@ -9,7 +9,15 @@ from collections import Counter
 import pytest
 import torch
 
-from benchbox.measure.peaks import bfloat16_slowdown, copy_rate, fastest, matmul_rates, update_rate
+from benchbox.measure.peaks import (
+    _SUSTAINED_S,
+    bfloat16_slowdown,
+    copy_rate,
+    fastest,
+    matmul_rates,
+    time_together,
+    update_rate,
+)
 
 CPU = torch.device("cpu")
 
@@ -65,6 +73,21 @@ def test_the_rate_is_that_of_the_layout_in_which_products_are_fastest(monkeypatc
     assert [*whole] == [(1024, 1, 1)]
     assert len(products) - whole.total() == 6, "once for each dtype, to choose"
     assert all(rate["small"]["per_s"] > 0 for rate in rates.values())
+
+
+def test_a_device_does_the_work_for_a_while_before_it_is_timed(monkeypatch):
+    """A GPU is slower once its power limit holds it back; the clock advances with calls, of 2 ms, and later of 4."""
+    clock, calls = [0.0], itertools.count()
+
+    def call():
+        clock[0] += 0.002 if next(calls) < 200 else 0.004
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    assert time_together(call, CPU, 1.0).seconds == pytest.approx(0.002)
+    calls = itertools.count()
+    monkeypatch.setitem(_SUSTAINED_S, "cpu", 1.0)
+    assert time_together(call, CPU, 1.0).seconds == pytest.approx(0.004)
+    assert _SUSTAINED_S["cuda"] == 1.0
 
 
 def test_the_slowdown_of_bfloat16_is_that_of_all_three_products_of_a_layer(monkeypatch):

@@ -13,8 +13,8 @@ from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.phases import CombinedInstrument, ProgressTracker
-from benchbox.measure.step_costs import StepCosts
-from benchbox.measure.step_trace import BETWEEN_OPERATIONS, NO_TOWER, TraceInstrument, read_trace
+from benchbox.measure.step_costs import StepCosts, _allows_tf32
+from benchbox.measure.step_trace import BETWEEN_OPERATIONS, NO_TOWER, STEP, TraceInstrument, read_trace
 from benchbox.measure.towers import TowerTracker
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.registry.contracts import Role
@@ -174,10 +174,13 @@ def test_times_of_a_trace_add_up_to_its_steps_and_towers_have_theirs() -> None:
     with profile(activities=None) as profiler, towers:
         for _ in range(2):
             run_step(model, CombinedInstrument(tracker, TraceInstrument()))
-    times = read_trace(profiler.events(), towers, on_host=True)
-    assert len(times.step_s) == 2
+    events = profiler.events()
+    times = read_trace(events, towers, on_host=True)
     total = sum(sum(by_tower.values()) for by_tower in times.tower_s.values())
-    assert total == pytest.approx(sum(times.step_s), rel=1e-3)
+    steps_us = [event.time_range.elapsed_us() for event in events if event.name == STEP]
+    assert len(steps_us) == 2
+    assert total == pytest.approx(sum(steps_us) / 1e6, rel=1e-3)
+    assert times.collective_s is None
     assert sum(operator["self_s"] for operator in times.operators) == pytest.approx(total)
     for phase in ("forward", "backward"):
         assert {"vision", "expert"} <= times.tower_s[phase].keys()
@@ -185,3 +188,17 @@ def test_times_of_a_trace_add_up_to_its_steps_and_towers_have_theirs() -> None:
     names = {operator["name"]: operator for operator in times.operators}
     assert names["aten::addmm"]["calls"] == 2 * 4
     assert BETWEEN_OPERATIONS in names
+
+
+def test_tf32_of_convolutions_is_their_own_setting_however_a_program_has_set_it() -> None:
+    """cuDNN uses TF32 unless told otherwise, products do not. Torch refuses to read what a newer setting has made."""
+    assert [_allows_tf32(name) for name in ("convolution", "convolution_backward", "mm")] == [True, True, False]
+    matmul, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, convolutions.fp32_precision
+    try:
+        matmul.fp32_precision, convolutions.fp32_precision = "tf32", "ieee"
+        with pytest.raises(RuntimeError):
+            assert torch.backends.cudnn.allow_tf32
+        assert [_allows_tf32(name) for name in ("convolution", "mm")] == [False, True]
+    finally:
+        matmul.fp32_precision, convolutions.fp32_precision = before

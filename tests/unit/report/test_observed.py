@@ -144,7 +144,7 @@ def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_recom
     longest["limits_reached"] = [{"function": "forward", "reason": "a ninth shape"}]
     longest["uncompiled"] = [{"function": "attend", "reason": "a loop (line 7)"}]
     assert observations(compilation={"per_rank": [rank, longest]})["torch.compile"] == [
-        "3 graphs, 20.0 s, 1 of 4 found in the cache, 2 compilations in measured steps",
+        "3 graphs, 20.0 s, 1 of their 4 passes found in the cache, 2 compilations in measured steps",
         "graph break at policy.py:40: a print (2)",
         "forward was compiled again: another shape",
         "limit reached: forward runs uncompiled where no variant fits: a ninth shape",
@@ -162,7 +162,7 @@ def test_compile_time_with_an_empty_cache_stands_beside_that_with_graphs_from_it
         records.append(example_record(CELL, launch) | {"compilation": {"per_rank": [rank | {"time_s": 1.0}, rank]}})
     observed = build_report(example_run([CELL]), records).observed[0].observations
     assert [item.observed for item in observed if item.name == "torch.compile"] == [
-        "2 graphs, 14.0 s, 4 of 4 found in the cache",
+        "2 graphs, 14.0 s, 4 of their 4 passes found in the cache",
         "by launches: 13.0 s from the cache (2), 50.0 s with an empty cache (1)",
     ]
 

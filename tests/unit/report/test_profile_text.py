@@ -32,7 +32,7 @@ def rank_profile(rank: int, step_s: float, **changes: Any) -> Any:
             product | {"phase": "backward", "shape": "thin", "flops": 6 * 10**9},
         ],
         "flops_reason": None,
-        "bytes_reason": None,
+        "bytes_reasons": {},
         "compilation": None,
         "tower_s": {"forward": {"vision": 0.3, "": 0.1}, "backward": {"vision": 0.6}},
         "operators": [{"name": f"aten::op{number}", "calls": 4, "self_s": 0.1 - number / 200} for number in range(17)],
@@ -74,10 +74,10 @@ def test_of_a_compiled_cell_what_is_fused_is_unknown_with_a_reason_and_doubts_ar
     compilation["uncompiled"] = [{"function": "attend (policy.py:9)", "reason": "a loop"}]
     values: Any = {
         "bytes": {"forward": unseen, "optimizer": {"read": 3 * 10**8, "written": 2 * 10**8, "collectives": 0}},
-        "bytes_reason": "fused operations are not seen",
+        "bytes_reasons": {"forward": "fused operations are not seen"},
         "tower_s": {"forward": {"vision": 0.3, "unknown": 0.1}},
     }
-    ranks = [rank_profile(0, 0.2, **values), rank_profile(1, 0.1, compilation=compilation)]
+    ranks = [rank_profile(0, 0.2, **values), rank_profile(1, 0.1, compilation=compilation, late_compilations=1)]
     profile = build_profile("c", {}, ranks, {GROUP: made_up_peaks()})
     forward, optimizer = (next(row for row in profile["phases"] if row["phase"] == name) for name in ("forward", "optimizer"))
     assert [forward[key] for key in ("bytes", "bytes_per_s", "of_memory", "bound")] == [None] * 4
@@ -91,6 +91,7 @@ def test_of_a_compiled_cell_what_is_fused_is_unknown_with_a_reason_and_doubts_ar
     assert (
         "warning: torch.compile reached its limit of variants of forward (policy.py:4): further ones ran uncompiled\n" in text
     )
+    assert "warning: torch.compile compiled something in the steps under the profiler: " in text
     assert "warning: torch.compile gave up attend (policy.py:9), which ran uncompiled\n" in text
     assert "warning: torch.compile" not in render_profile(build_profile("c", {}, ranks[:1], {}))
 
@@ -111,6 +112,17 @@ def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
     assert f"shares of the peaks are unknown: no peaks were measured for {GROUP}; run benchbox doctor --peaks" in unmeasured
 
 
+def test_the_bytes_of_an_optimizer_whose_kernels_are_not_seen_are_unknown_with_a_reason():
+    """Also where a phase has no operation at all: it is none that moves nothing."""
+    ranks = [rank_profile(rank, 0.2, bytes={}, bytes_reasons={"optimizer": "kernels of its own"}) for rank in (0, 1)]
+    profile = build_profile("c", {}, ranks, {GROUP: made_up_peaks()})
+    rows = {row["phase"]: row for row in profile["phases"]}
+    assert (rows["optimizer"]["bytes"], rows["optimizer"]["of_memory"], rows["forward"]["bytes"]) == (None, None, 0)
+    text = render_profile(profile)
+    assert "optimizer: kernels of its own\n" in text
+    assert "the optimizer at" not in text
+
+
 def test_collectives_are_shown_beside_the_measured_rate_of_an_all_reduce():
     """At 2 GB/s, 30 MB of two phases take 15 ms of a step of 200 ms."""
     sizes = {
@@ -123,6 +135,9 @@ def test_collectives_are_shown_beside_the_measured_rate_of_an_all_reduce():
         "collectives of a step carry 28.6 MiB: at the 1.86 GiB/s that an all-reduce reaches, 15.0 ms or 7.5% of the step; "
     )
     assert expected in text
+    assert "kernels" not in text
+    on_gpus = render_profile(build_profile("c", {}, [rank_profile(rank, 0.2, collective_s=0.05) for rank in (0, 1)], {}))
+    assert "and their kernels run for 25.0 ms, which no tower has\n" in on_gpus
     without = render_profile(build_profile("c", {}, ranks, {}))
     assert "collectives of a step carry 28.6 MiB\n" in without
     alone = build_profile("c", {}, ranks[:1], {})
