@@ -69,11 +69,12 @@ def job_command(
     return [*command, *more, "--launcher", *launcher]
 
 
-def render(name: str, command: Sequence[str], out: Path, slurm: "SlurmOptions") -> str:
-    """Return the script of a job for a run directory."""
+def render(name: str, command: Sequence[str], out: Path, slurm: "SlurmOptions", requeued: str | None = None) -> str:
+    """Return the script of a job for a run directory; see `render_script`."""
     from benchbox.launch.slurm.script import render_script
 
-    return render_script(slurm, name=name, command=command, folder=Path.cwd(), logs=out.resolve() / "slurm")
+    logs = out.resolve() / "slurm"
+    return render_script(slurm, name=name, command=command, folder=Path.cwd(), logs=logs, requeued=requeued)
 
 
 def submit_and_follow(script: str, out: Path) -> "tuple[SlurmJob, JobState]":

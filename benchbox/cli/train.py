@@ -142,7 +142,7 @@ def train(
             node_timeout=node_timeout,
             more=[*["--resume"] * resume, "--max-restarts", str(max_restarts)],
         )
-        script = render(loaded.name, command, folder, resources)
+        script = render(loaded.name, command, folder, resources, requeued=None if resume else "--resume")
     if dry_run:
         preview(loaded, config, overrides, drawing)
         print(f"\n{script}" if script else "", end="")

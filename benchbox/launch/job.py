@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
 
 from benchbox.store.events import read_events
 from benchbox.store.files import write_json
@@ -90,11 +91,14 @@ class Job:
         return self.folder / f"rank{rank}.json"
 
     def prepare(self) -> None:
-        """Create an empty folder, removing the files of an earlier attempt, and write the job file."""
+        """Create an empty folder, removing the files of an earlier attempt, and write the job file.
+
+        Its `id` is new: another node may still see the folder that was here before.
+        """
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
-        write_json(self.file, {**self.config, "out": str(self.folder.resolve())})
+        write_json(self.file, {**self.config, "out": str(self.folder.resolve()), "id": uuid4().hex})
 
     def remove_empty_stacks(self) -> None:
         """Remove the stack files of ranks that were never asked for a stack."""

@@ -65,7 +65,7 @@ def launch_training(
         "kind": "train",
         "train": config.to_dict(),
         "folder": str(folder.resolve()),
-        "resume": resume,
+        "checkpoint": _newest_checkpoint(folder) if resume else None,
         "policy_dirs": [str(directory.resolve()) for directory in policy_dirs],
     }
     job = Job(
@@ -92,7 +92,7 @@ def launch_training(
             for line in damaged:
                 progress.warn(line)
             progress.restarted(record_restart(folder, outcome, number, max_restarts))
-            job = replace(job, config={**job_config, "resume": True})
+            job = replace(job, config={**job_config, "checkpoint": _newest_checkpoint(folder)})
             outcome = _run_once(config, job, folder, launcher, progress, stop_signals)
     return outcome
 
@@ -127,6 +127,11 @@ def _run_once(
         for follower in followers:
             follower.read()
     return outcome
+
+
+def _newest_checkpoint(folder: Path) -> str | None:
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    return checkpoints[-1].name if checkpoints else None
 
 
 def _steps_taken(folder: Path) -> int:

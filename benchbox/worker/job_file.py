@@ -24,7 +24,7 @@ class TrainJob(TypedDict):
     kind: Literal["train"]
     train: dict[str, Any]  # benchbox.spec.train.TrainConfig.to_dict()
     folder: str  # metrics and checkpoints
-    resume: bool  # continue from the newest checkpoint in `folder`
+    checkpoint: str | None  # name of the one in `folder` to continue from, the same on all nodes; null to begin
     policy_dirs: list[str]
 
 

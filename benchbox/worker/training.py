@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchbox.errors import DataError
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument
 from benchbox.registry.phases import CHECKPOINT
@@ -14,7 +16,7 @@ from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
 from benchbox.spec.train import TrainConfig
-from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints
+from benchbox.store.checkpoints import MANIFEST, checkpoint_steps, describe_resume
 from benchbox.store.files import write_json
 from benchbox.trainer.checkpoint import CheckpointManager
 from benchbox.trainer.gauges import DataWaitClock, TrainingGauges
@@ -38,8 +40,11 @@ if TYPE_CHECKING:
     from benchbox.worker.stop_signals import StopSignals
 
 
+VISIBLE_AFTER_S = 180.0  # NFS shows what another machine has written after up to a minute by default
+
+
 def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
-    """Train to the configured number of steps, from the newest checkpoint when the job says `resume`.
+    """Train to the configured number of steps, from the checkpoint that the job names.
 
     A signal that asks to stop ends the training after a step, with a checkpoint and the event `stopped`.
     """
@@ -53,8 +58,8 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     checkpoints = manager if config.checkpoint.every else None
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
     meta_policy = copy_meta_policy(cell, policy)
-    existing = list_checkpoints(folder / "checkpoints") if job["resume"] else []
-    start = checkpoint_steps(existing[-1]) if existing else 0
+    checkpoint = _awaited(folder / "checkpoints" / job["checkpoint"]) if job["checkpoint"] else None
+    start = checkpoint_steps(checkpoint) if checkpoint else 0
     with ExitStack() as contexts:
         if checkpoints is not None:
             contexts.enter_context(checkpoints)
@@ -78,10 +83,10 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             write_json(folder / "weights.json", session.loaded.to_dict())
         if checkpoints is not None:
             session.backend.training_state()  # a backend that cannot be saved says so before the first step
-        if existing:
-            manager.restore(session, existing[-1])
+        if checkpoint:
+            manager.restore(session, checkpoint)
             if rank == 0:
-                print(describe_resume(existing[-1], cell), flush=True)
+                print(describe_resume(checkpoint, cell), flush=True)
         recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock()
         utilisation = StepUtilisation(
             meta_policy,
@@ -133,6 +138,21 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
         )
     if completed < config.steps:
         events.write("stopped", completed=completed, signal=signals.requested)
+
+
+def _awaited(checkpoint: Path) -> Path:
+    """Return a checkpoint once this machine sees it: another one may have written it a moment ago.
+
+    Raises:
+        DataError: it does not see it in time.
+    """
+    deadline = time.monotonic() + VISIBLE_AFTER_S
+    while not (checkpoint / MANIFEST).is_file():
+        if time.monotonic() > deadline:
+            message = f"{checkpoint}: is not visible on this machine; all nodes must share the folder of the training"
+            raise DataError(message)
+        time.sleep(0.2)
+    return checkpoint
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_ex
 from benchbox.launch.nodes.files import POLL_S, NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.supervise.group import never_stop
+from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +47,15 @@ class CoordinatedLauncher(Launcher):
             _check_present(follower)
         self._number += 1
         variables = dict(self.variables(job.ranks))
-        launch = {"number": self._number, "folder": str(job.folder.resolve()), "ranks": job.ranks, "variables": variables}
-        self._file.update(launch=launch)
+        self._file.update(
+            launch={
+                "number": self._number,
+                "folder": str(job.folder.resolve()),
+                "id": read_json(job.file)["id"],
+                "ranks": job.ranks,
+                "variables": variables,
+            }
+        )
         return _CoordinatedGroup(self._launcher.start(job), job, self._number, self._file, self._followers)
 
 
@@ -138,4 +146,6 @@ def _check_present(follower: NodeWatch) -> None:
     follower.read()
     if follower.lost:
         ending = "has ended" if follower.values.get("closed") else "no longer reports"
-        raise NodeLostError(f"{follower.label} {ending}; start the same command on every node again to continue")
+        raise NodeLostError(
+            f"{follower.label} {ending}; start the same command on every node again to continue, a training with --resume"
+        )

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.launch.fingerprint import benchbox_sha256
 from benchbox.launch.job import Job
 from benchbox.launch.nodes.files import POLL_S, NodeFile, NodeLostError, NodeWatch
@@ -95,7 +95,8 @@ class _Follower:
         self._coordinator = coordinator
         self._nodes = nodes
         self._launcher = TorchrunLauncher(nodes=nodes)
-        self._number = 0  # of the last launch that was seen
+        self._number = 0  # of the last launch that was started, or has ended before
+        self._waiting_since: float | None = None  # for the files of an announced launch
         self._job: Job | None = None
         self._group: RankGroup | None = None
         self._has_asked = False
@@ -113,7 +114,7 @@ class _Follower:
                 if self._coordinator.lost:
                     raise NodeLostError(f"{self._coordinator.label} stopped reporting; start all nodes again")
                 launch = values.get("launch")
-                if launch is not None and launch["number"] > self._number:
+                if launch is not None and launch["number"] > self._number and self._sees(launch, values["ended"]):
                     on_line(f"launch {launch['number']}: {launch['folder']}")
                     self._start(launch)
                 if ask() and not self._has_asked:
@@ -124,6 +125,30 @@ class _Follower:
             return False
         finally:
             self._end()
+
+    def _sees(self, launch: Mapping[str, Any], ended: int) -> bool:
+        """Return whether the job file of a launch is visible here.
+
+        A network file system shows a new folder after up to a minute, and until then the one that had its path before.
+        """
+        if ended >= launch["number"]:
+            self._number = ended
+            self._file.update(ended=ended)
+            return False
+        try:
+            visible = read_json(Path(launch["folder"]) / "job.json").get("id")
+        except RecordError:
+            visible = None
+        if visible == launch["id"]:
+            self._waiting_since = None
+            return True
+        self._waiting_since = self._waiting_since or time.monotonic()
+        if time.monotonic() - self._waiting_since > self._nodes.timeout_s:
+            raise NodeLostError(
+                f"{launch['folder']}: the files of launch {launch['number']} are not visible on node {self._nodes.rank} after "
+                f"{self._nodes.timeout_s:.0f} s; the folder must be shared by all nodes"
+            )
+        return False
 
     def _start(self, launch: Mapping[str, Any]) -> None:
         self._number = launch["number"]

@@ -26,11 +26,13 @@ export MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"  # two jobs may share a n
 # One task on each node starts the ranks of that node. srun asks for one CPU of it unless it is told.
 exec srun --kill-on-bad-exit=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
     bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' benchbox \\
-    {command}
+    {command}{requeued}
 """
 
 
-def render_script(options: SlurmOptions, *, name: str, command: Sequence[str], folder: Path, logs: Path) -> str:
+def render_script(
+    options: SlurmOptions, *, name: str, command: Sequence[str], folder: Path, logs: Path, requeued: str | None = None
+) -> str:
     """Return the script of a job.
 
     Args:
@@ -38,6 +40,7 @@ def render_script(options: SlurmOptions, *, name: str, command: Sequence[str], f
         command: started once on each node.
         folder: working directory of the command.
         logs: folder for the output, `job-<id>.log`.
+        requeued: an option that the command gets when Slurm has put the job back into the queue and runs it again.
     """
     safe_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     directives = {"job-name": f"benchbox-{safe_name}", "nodes": str(options.nodes), "ntasks-per-node": "1"}
@@ -48,4 +51,5 @@ def render_script(options: SlurmOptions, *, name: str, command: Sequence[str], f
         log_prefix=shlex.quote(f"{logs}/job-"),
         folder=shlex.quote(str(folder)),
         command=shlex.join(command),
+        requeued=f" ${{SLURM_RESTART_COUNT:+{shlex.quote(requeued)}}}" if requeued else "",
     )

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 # Reading events takes a millisecond of a core that the ranks may need.
 _POLL_S = 0.1
 
-# Imports, compilation and billions of parameters to build take minutes without visible progress: only the timeout applies.
+# Imports, compilation and billions of parameters to build take minutes without visible progress: only the timeout applies, and
+# this limit to a training, which has none. A dataset on a server that does not answer would else hold its machines for days.
 _OPAQUE_STAGES = ("build", "compile_extension", "prepare")
+_OPAQUE_LIMIT_S = 3600.0
 
 # Once every rank has written its final event, the processes get this long to exit.
 _EXIT_LIMIT_S = 60.0
@@ -124,10 +126,11 @@ def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
     """Return the number of seconds that the ranks may make no progress in their present states."""
     if all(trace.final_event for trace in traces):
         return _EXIT_LIMIT_S
+    opaque_limit_s = math.inf if job.timeout_s is not None else max(_OPAQUE_LIMIT_S, job.hang_after_s)
     if all(trace.state is None or trace.state.stage in _OPAQUE_STAGES for trace in traces):
-        return math.inf
+        return opaque_limit_s
     if any(trace.state is not None and trace.state.phase == COMPILATION for trace in traces):
-        return math.inf  # the others may wait for its collective
+        return opaque_limit_s  # the others may wait for its collective
     if any(trace.state is not None and trace.state.stage == CHECKPOINT and not trace.final_event for trace in traces):
         return CHECKPOINT_LIMIT_S + job.hang_after_s  # the ranks themselves give up before
     return job.hang_after_s

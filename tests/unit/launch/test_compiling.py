@@ -35,7 +35,7 @@ def test_it_is_one_line_even_where_there_is_no_terminal() -> None:
 
 
 def test_it_is_no_hang_however_long_it_takes() -> None:
-    job = Job(config={"kind": "look"}, ranks=2, folder=Path("job"), timeout_s=None, hang_after_s=3.0)
+    job = Job(config={"kind": "look"}, ranks=2, folder=Path("job"), timeout_s=900.0, hang_after_s=3.0)
     assert _hang_limit_s(job, traces("compile_extension", "compile_extension")) == math.inf
     assert _hang_limit_s(job, traces("measure", "measure")) == 3.0
 

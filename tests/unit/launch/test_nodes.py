@@ -24,6 +24,7 @@ from benchbox.launch.nodes.settings import NodeSettings, read_node_settings
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.environments import merge_environments
+from benchbox.store.files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,6 +163,60 @@ def test_a_node_fails_when_node_0_no_longer_reports(tmp_path: Path) -> None:
     with pytest.raises(NodeLostError, match=r"node 0 \(.+\) stopped reporting; start all nodes again"):
         follow(tmp_path, replace(NODES, rank=1, timeout_s=0.5), stop=beat, on_line=lines.append)
     assert [line.partition(" (")[0] for line in lines] == ["node 1 joined node 0"]
+
+
+def announce(file: NodeFile, folder: Path, **fields: Any) -> None:
+    launch = {"number": 1, "folder": str(folder), "id": "new", "ranks": 2, "variables": {}}
+    file.update(launch={**launch, **fields})
+
+
+def test_a_node_waits_for_the_files_of_a_launch_while_it_sees_those_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system shows them for up to a minute. A command that ends runs in place of torchrun."""
+    monkeypatch.setattr(TorchrunLauncher, "command", lambda *_: ["true"])
+    folder = tmp_path / "launch"
+    before = job(folder, ranks=2)
+    before.prepare()
+    lines: list[str] = []
+    began, seen = time.monotonic(), []
+
+    def renewed() -> bool:
+        if time.monotonic() - began > 1.0 and not seen:
+            seen.extend(lines)
+            write_json(before.file, {"id": "new"})
+        return time.monotonic() - began > 60.0
+
+    with NodeFile(tmp_path, 0) as file:
+        announce(file, folder)
+
+        def on_line(line: str) -> None:
+            lines.append(line)
+            if line.startswith("launch"):
+                file.update(ended=1)
+                closing = threading.Timer(1.0, lambda: file.update(closed=True))
+                closing.start()
+
+        assert follow(tmp_path, replace(NODES, rank=1, timeout_s=20.0), stop=renewed, on_line=on_line)
+    assert [line.partition(" (")[0] for line in seen] == ["node 1 joined node 0"]
+    assert lines[1:] == [f"launch 1: {folder}"]
+
+
+def test_a_node_that_never_sees_the_files_of_a_launch_says_so(tmp_path: Path) -> None:
+    with NodeFile(tmp_path, 0) as file:
+        announce(file, tmp_path / "launch")
+        with pytest.raises(NodeLostError, match="the files of launch 1 are not visible on node 1 after 5 s"):
+            follow(tmp_path, replace(NODES, rank=1, timeout_s=5.0), stop=lambda: False, on_line=print)
+
+
+def test_a_launch_that_has_ended_before_a_node_saw_it_is_reported_as_ended(tmp_path: Path) -> None:
+    """Node 0 waits for that."""
+    with NodeFile(tmp_path, 0) as file:
+        announce(file, tmp_path / "launch")
+        file.update(ended=1)
+        threading.Timer(3.0, lambda: file.update(closed=True)).start()
+        assert follow(tmp_path, replace(NODES, rank=1, timeout_s=20.0), stop=lambda: False, on_line=print)
+    assert NodeWatch(tmp_path, 1, 1.0).read()["ended"] == 1
 
 
 class PreparationError(Exception):

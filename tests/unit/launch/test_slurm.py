@@ -54,6 +54,21 @@ def test_a_task_asks_for_the_cpus_of_the_job(cpus: str | None, words: list[str],
     assert [word for word in arguments if word.startswith("--cpus") or not word] == words
 
 
+@pytest.mark.parametrize(("restarts", "words"), [(None, ["train", "f"]), ("1", ["train", "f", "--resume"])])
+def test_a_training_that_slurm_has_requeued_resumes(restarts: str | None, words: list[str], tmp_path: Path) -> None:
+    """The script runs again from its first line. A node that fails is enough: Slurm requeues jobs by default."""
+    script = render_script(
+        parse_slurm_options([]), name="t", command=["train", "f"], folder=tmp_path, logs=tmp_path, requeued="--resume"
+    )
+    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    variables |= {"SLURM_RESTART_COUNT": restarts} if restarts else {}
+    subprocess.run(["bash", "-c", script], env=variables, cwd=tmp_path, check=True, stderr=subprocess.DEVNULL)
+    arguments = (tmp_path / "job-7.log").read_text().splitlines()
+    assert arguments[arguments.index("benchbox") + 1 :] == words
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

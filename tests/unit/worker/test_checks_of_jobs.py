@@ -35,7 +35,7 @@ def build_alone(cell: Cell, *arguments: Any) -> Any:
 def test_a_training_that_runs_on_another_backend_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "build_session", build_alone)
     config = {"name": "t", "cell": DDP.to_dict(), "steps": 1, "log_every": 1, "hang_after_s": 60.0}
-    job: Any = {"train": config, "folder": str(tmp_path / "out"), "resume": False, "policy_dirs": []}
+    job: Any = {"train": config, "folder": str(tmp_path / "out"), "checkpoint": None, "policy_dirs": []}
     signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
     with pytest.raises(MismatchError, match="requested backend ddp, observed single"):
         training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)

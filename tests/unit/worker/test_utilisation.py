@@ -48,7 +48,7 @@ def step_utilisation(policy: Any = None, compute: str = "bfloat16") -> StepUtili
 def trained(cell: Cell, folder: Path, steps: int) -> list[dict[str, Any]]:
     """Train a cell and return the rows of its metrics, one for each step."""
     config = {"name": "t", "cell": cell.to_dict(), "steps": steps, "log_every": 1, "hang_after_s": 60.0}
-    job: Any = {"train": config, "folder": str(folder), "resume": False, "policy_dirs": []}
+    job: Any = {"train": config, "folder": str(folder), "checkpoint": None, "policy_dirs": []}
     signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
     training.train(job, 0, ProgressTracker(), EventWriter(folder / "events", 0), signals)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from benchbox.launch.supervise.trace import Trace
 from benchbox.launch.supervise.watch import _hang_limit_s
 from benchbox.registry.phases import CHECKPOINT, CHECKPOINT_LIMIT_S, COMPILATION, RankState
 
-JOB = Job(config={"kind": "look"}, ranks=2, folder=Path("job"), timeout_s=None, hang_after_s=3.0)
+JOB = Job(config={"kind": "look"}, ranks=2, folder=Path("job"), timeout_s=900.0, hang_after_s=3.0)
+TRAINING = replace(JOB, timeout_s=None)
 
 
 def traces(*stages: str) -> list[Trace]:
@@ -29,6 +31,15 @@ def test_ranks_may_import_build_and_compile_for_any_time_while_none_of_them_take
     for first, second in product(("build", "compile_extension", "prepare"), repeat=2):
         assert _hang_limit_s(JOB, traces(first, second)) == math.inf, (first, second)
         assert _hang_limit_s(JOB, traces(first, "measure")) == 3.0, first
+
+
+def test_a_training_which_has_no_timeout_is_given_up_after_an_hour_without_a_first_step() -> None:
+    """Its dataset is on a server that does not answer, and its machines would be held for days."""
+    waiting = [Trace(0), traces("prepare")[0]]
+    assert _hang_limit_s(TRAINING, waiting) == 3600.0
+    assert _hang_limit_s(replace(TRAINING, hang_after_s=7200.0), waiting) == 7200.0
+    compiling = Trace(0, state=RankState("train", 1, 3, COMPILATION, 0.0))
+    assert _hang_limit_s(TRAINING, [compiling]) == 3600.0
 
 
 def test_a_rank_that_compiles_excuses_those_that_wait_for_its_collective() -> None:
