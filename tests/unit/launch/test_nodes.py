@@ -179,19 +179,22 @@ def test_a_node_waits_for_the_files_of_a_launch_while_it_sees_those_of_the_one_b
     before = job(folder, ranks=2)
     before.prepare()
     lines: list[str] = []
-    began, seen = time.monotonic(), []
+    joined_at: list[float] = []
+    seen: list[str] = []
 
     def renewed() -> bool:
-        if time.monotonic() - began > 1.0 and not seen:
+        if joined_at and time.monotonic() - joined_at[0] > 2.0 and not seen:
             seen.extend(lines)
             write_json(before.file, {"id": "new"})
-        return time.monotonic() - began > 60.0
+        return bool(joined_at) and time.monotonic() - joined_at[0] > 60.0
 
     with NodeFile(tmp_path, 0) as file:
         announce(file, folder)
 
         def on_line(line: str) -> None:
             lines.append(line)
+            if not joined_at:
+                joined_at.append(time.monotonic())
             if line.startswith("launch"):
                 file.update(ended=1)
                 closing = threading.Timer(1.0, lambda: file.update(closed=True))
