@@ -116,7 +116,7 @@ def build_profile(
         "cell": cell,
         "machine": slowest["machine"],
         "group": group,
-        "peaks": None if peaks is None else _peaks(peaks),
+        "peaks": None if peaks is None else _peaks(peaks, slowest),
         "peaks_reason": reason,
         "rank": slowest["rank"],
         "step_s": fmean(slowest["step_s"]),
@@ -150,8 +150,8 @@ def _compilation_doubts(ranks: Sequence[RankProfile]) -> Iterator[str]:
         yield f"torch.compile gave up {', '.join(uncompiled)}, which ran uncompiled"
 
 
-def _peaks(peaks: MeasuredPeaks) -> dict[str, Any]:
-    return {**asdict(peaks), "spread": peaks.spread}
+def _peaks(peaks: MeasuredPeaks, rank: RankProfile) -> dict[str, Any]:
+    return {**asdict(peaks), "spread": peaks.spread(product["dtype"] for product in rank["products"])}
 
 
 def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) -> list[PhaseProfile]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
 from benchbox.analysis.summary import machine_of
 from benchbox.registry.recipes import recipes
 from benchbox.store.links import MeasuredLinks, link_backend
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PeaksOf = Callable[[str], Mapping[str, MeasuredPeaks]]  # by group of ranks, of a machine
 LinksOf = Callable[[str], Mapping[str, MeasuredLinks]]  # by backend of torch.distributed, of a machine
 
+NO_MACHINE = "the launches of the run name no machine, or several"
 _AGAIN = "`benchbox estimate` of the run predicts it anew"
 
 
@@ -70,7 +72,7 @@ def step_bounds(
         elif reason := _unbounded(summary, prediction):
             bound = reason
         elif machine is None:
-            bound = "the launches of the run name no machine, or several"
+            bound = NO_MACHINE
         else:
             bound = _bound(summary, prediction, measured_peaks, measured_links)
         if isinstance(bound, str):
@@ -95,14 +97,9 @@ def _unbounded(summary: CellSummary, prediction: CellPrediction) -> str | None:
 
 def _smaller_steps(record: LaunchRecord) -> str | None:
     """Return why measured steps of a launch may do less than the smallest step that is predicted; None where none does."""
-    cell = record["cell"]
-    if (padding := cell.get("padding", "full")) != "full":  # older records have none
+    if (padding := record["cell"].get("padding", "full")) != "full":  # older records have none
         return f"steps differ in size under padding: {padding}, and the predicted one is not the smallest"
-    if any(step >= record["warmup_steps"] for step in record.get("skipped_steps") or ()):
-        return "optim.spike skipped measured steps, which lack the update of the weights"
-    if cell["optim"].get("freeze_backbone_steps", 0) > record["warmup_steps"]:
-        return "the backbone is frozen in measured steps (optim.freeze_backbone_steps)"
-    return None
+    return skipped_updates(record) or frozen_backbone(record)
 
 
 def _bound(

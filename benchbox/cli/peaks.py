@@ -18,7 +18,7 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.registry.products import SHAPE_CLASSES
-    from benchbox.store.peaks import BUSY_SPREAD, write_peaks
+    from benchbox.store.peaks import write_peaks
 
     if ranks < 1:
         raise ConfigurationError(f"--ranks {ranks}: at least one rank must work")
@@ -39,8 +39,8 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
     print(f"{'':<20}{'size':>24}{'of each rank':>16}{'spread':>10}")
     for name, size, text, rate in rows:
         print(f"{name:<20}{size:>24}{text:>16}{rate['spread']:>10.1%}")
-    if peaks.spread > BUSY_SPREAD:
-        print(f"warning: repetitions differ by up to {peaks.spread:.0%}: measure again when nothing else runs on this machine")
+    if uncertain := peaks.uncertainty(peaks.matmul):
+        print(f"warning: {uncertain}: measure again when nothing else runs on this machine")
     for shape, meaning in SHAPE_CLASSES.items():
         print(f"{shape}: {meaning}; sizes are batch x rows x columns x inner" if shape == "large" else f"{shape}: {meaning}")
     print(f"{peaks.group}, torch {peaks.torch}; the median of the slowest rank, and the interquartile range of its repetitions")

@@ -10,7 +10,7 @@ from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import CellSummary, label, matrix_text
 from benchbox.registry.padding import describe_sizes
 from benchbox.registry.weights import weights_text
-from benchbox.report.peak_share import share_of_peak
+from benchbox.report.peak_share import peak_share_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,11 +54,17 @@ class ObservedCell:
 
 
 def requested_and_observed(
-    summaries: Sequence[CellSummary], axes: Sequence[str], peaks: Mapping[str, MeasuredPeaks] | None = None
+    summaries: Sequence[CellSummary], axes: Sequence[str], peaks: Mapping[str, MeasuredPeaks] | str | None = None
 ) -> tuple[ObservedCell, ...]:
-    """Return the observations of every cell that has any. With peaks of the machine, by group of ranks, also shares of them."""
+    """Return the observations of every cell that has any.
+
+    Args:
+        summaries: of the cells.
+        axes: fields in which the cells differ.
+        peaks: of the machine by group of ranks, or why they are unknown; shares of them are added. Without, none are.
+    """
     return tuple(
-        _observed_cell(summary, summary.evidence, summary.observed, axes, peaks or {})
+        _observed_cell(summary, summary.evidence, summary.observed, axes, peaks)
         for summary in summaries
         if summary.evidence is not None and summary.observed is not None
     )
@@ -69,10 +75,10 @@ def _observed_cell(
     record: LaunchRecord,
     observed: ObservedRecord,
     axes: Sequence[str],
-    peaks: Mapping[str, MeasuredPeaks],
+    peaks: Mapping[str, MeasuredPeaks] | str | None,
 ) -> ObservedCell:
     cell = summary.cell
-    share = share_of_peak(summary, record, peaks)
+    shares = () if peaks is None else peak_share_lines(summary, record, peaks)
     shards = [count for count in observed["shard_numel"] if count is not None]
     loss = summary.values["final_loss"]
     weights = [("published weights", cell["weights"], weights_text(observed.get("weights")))] if cell.get("weights") else []
@@ -101,7 +107,7 @@ def _observed_cell(
         ("collectives in a step", None, _collectives(record["collectives"])),
         ("FLOPs of a step", None, _flops(record["flops"])),
         ("FLOPs by tower, by formula", None, _tower_flops(record["flops"])),
-        *([("forward and backward", None, share)] if share else []),
+        *(("share of the peaks", None, line) for line in shares),
         ("final loss", None, quantity(None if loss is None else loss.value, "loss")),
     )
     return ObservedCell(

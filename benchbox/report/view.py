@@ -11,7 +11,7 @@ from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.sequential import criteria_of
-from benchbox.analysis.step_bounds import step_bounds
+from benchbox.analysis.step_bounds import NO_MACHINE, step_bounds
 from benchbox.analysis.summary import (
     BUSY_HOST,
     HIGH_SPREAD,
@@ -186,7 +186,8 @@ def build_report(
     cell_lists = CellLists([summary.cell for summary in summaries], axes)
     environments = environment_texts(summaries)
     machine = machine_of(summaries)
-    observed = requested_and_observed(summaries, axes, {} if peaks is None or machine is None else peaks(machine))
+    measured_peaks = None if peaks is None else NO_MACHINE if machine is None else peaks(machine)
+    observed = requested_and_observed(summaries, axes, measured_peaks)
     failures = tuple(list_failures(fitting, axes))
     skipped = [label(entry["cell"], varying_fields([example, entry["cell"]])) for entry in run.skipped]
     return Report(

@@ -9,6 +9,7 @@ from benchbox.registry.launch_record import device_type
 from benchbox.store.machine_cache import read_measurements, write_measurements
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
@@ -68,11 +69,22 @@ class MeasuredPeaks:
         """Return the highest rate of products in a dtype, over the classes of shape; None where it was not measured."""
         return max(self.matmul.get(dtype, {}).values(), key=lambda rate: rate["per_s"], default=None)
 
-    @property
-    def spread(self) -> float:
-        """The largest spread of a rate that is compared with: a large one says that the machine did other work."""
-        rates = [rate for rates in self.matmul.values() for rate in rates.values()]
-        return max(rate["spread"] for rate in (*rates, self.copy, self.update))
+    def compared_rates(self, dtypes: Iterable[str]) -> dict[str, MeasuredRate]:
+        """Return by name the rates that work with products in these dtypes is compared with: theirs, copies and updates."""
+        products = {
+            f"{dtype} {shape}": rate for dtype in dict.fromkeys(dtypes) for shape, rate in self.matmul.get(dtype, {}).items()
+        }
+        return {**products, "copy": self.copy, "update in place": self.update}
+
+    def spread(self, dtypes: Iterable[str]) -> float:
+        """Return the largest spread of these rates: a large one says that the machine did other work."""
+        return max(rate["spread"] for rate in self.compared_rates(dtypes).values())
+
+    def uncertainty(self, dtypes: Iterable[str]) -> str | None:
+        """Return which of these rates are uncertain, and by how much; None where none is."""
+        rates = self.compared_rates(dtypes).items()
+        texts = [f"{name} by {rate['spread']:.0%}" for name, rate in rates if rate["spread"] > BUSY_SPREAD]
+        return f"repetitions differ in {', '.join(texts)}" if texts else None
 
     @property
     def best_memory(self) -> MeasuredRate:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
 from tests.support.host_states import quiet_state
-from tests.support.peaks import made_up_peaks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from benchbox.spec.cell import Cell
-    from benchbox.store.peaks import MeasuredPeaks
 
 
 def observed_of(**observed: Any) -> dict[str, str]:
@@ -70,60 +62,6 @@ def test_the_padding_is_what_was_requested_of_micro_batches() -> None:
         item for item in build_report(example_run([CELL]), [record]).observed[0].observations if item.name == "micro-batches"
     ]
     assert (line.requested, line.observed) == ("padding full", "cameras 4 of 4")
-
-
-def test_the_share_of_the_measured_peak_is_that_of_one_rank_in_forward_and_backward() -> None:
-    """2.4 GFLOP on two ranks in 70% of a mean step, against 400 GFLOP/s of bfloat16 products."""
-    records: list[Any] = [example_record(CELL, launch=launch) for launch in (1, 2)]
-    for record in records:
-        record["environment"]["threads"] = 1
-    peaks = {"2 cpu ranks with 1 thread": made_up_peaks()}
-
-    def line(measured: Mapping[str, MeasuredPeaks], record: Any) -> str | None:
-        report = build_report(example_run([CELL]), [record, records[1]], peaks=lambda _: measured)
-        return {item.name: item.observed for item in report.observed[0].observations}.get("forward and backward")
-
-    text = line(peaks, records[0])
-    seconds = [sum(times["per_rank"][1]) for record in records for times in [record["step_time_s"]]]
-    rate = 1.2e9 / (0.7 * sum(seconds) / 8)
-    assert text is not None
-    assert text.startswith(f"{rate / 1e9:.2f} GFLOP/s on each rank, {rate / 400e9:.0%} of the 400 GFLOP/s")
-    assert line({}, records[0]) is None
-    assert line({"4 cpu ranks with 1 thread": made_up_peaks(4)}, records[0]) is None
-
-
-def test_a_launch_in_which_no_rank_reported_is_of_no_other_machine() -> None:
-    """Its environment has only what the launcher knows. Every walk ends with such a launch, which ran out of memory."""
-    other = replace(CELL, batch=CELL.batch + 1)
-    records: list[Any] = [example_record(CELL), example_record(other)]
-    records[0]["environment"]["threads"] = 1
-    records[1]["environment"] = {"launcher": "torchrun"}
-    peaks = {"2 cpu ranks with 1 thread": made_up_peaks()}
-    report = build_report(example_run([CELL, other]), records, peaks=lambda _: peaks)
-    assert "forward and backward" in {item.name for item in report.observed[0].observations}
-
-
-def test_a_share_is_left_out_where_a_run_has_launches_of_two_machines() -> None:
-    """The cells of one would show their share of the peak of the other."""
-    cells = [CELL, replace(CELL, backend="zero2")]
-
-    def is_shown(*machines: str) -> bool:
-        records: list[Any] = [example_record(cell) for cell in cells]
-        for record, machine in zip(records, machines, strict=True):
-            record["environment"] |= {"threads": 1, "machine": machine}
-        report = build_report(example_run(cells), records, peaks=lambda _: {"2 cpu ranks with 1 thread": made_up_peaks()})
-        return "forward and backward" in {item.name for cell in report.observed for item in cell.observations}
-
-    assert is_shown("a", "a")
-    assert not is_shown("a", "b")
-
-
-def test_a_share_is_left_out_where_the_optimizer_may_run_in_backward() -> None:
-    record: Any = example_record(CELL)
-    record["environment"]["threads"] = 1
-    record["fused_phases"] = {"optimizer": "steps in backward"}
-    report = build_report(example_run([CELL]), [record], peaks=lambda _: {"2 cpu ranks with 1 thread": made_up_peaks()})
-    assert "forward and backward" not in {item.name for item in report.observed[0].observations}
 
 
 def observations(**changes: Any) -> dict[str, list[str]]:
@@ -200,22 +138,3 @@ def test_energy_of_the_devices_and_collectives_and_flops_that_are_unknown_are_sh
     assert shown["host"][-1] == "energy of the devices: 12.5 J per sample"
     assert (shown["collectives in a step"], shown["FLOPs of a step"]) == (["-"], ["-"])
     assert observations(collectives={})["collectives in a step"] == ["none"]
-
-
-def test_a_share_is_left_out_where_it_is_not_certain() -> None:
-    """Not counted FLOPs, more than the peak, and float32 products of a GPU, which may be TF32."""
-    record: Any = example_record(CELL)
-    record["environment"]["threads"] = 1
-
-    def is_shown(cell: Cell = CELL, group: str = "2 cpu ranks with 1 thread", **changes: Any) -> bool:
-        described = {"cell_id": cell.cell_id, "cell": cell.to_dict(), "config": cell.to_dict()}
-        peaks = replace(made_up_peaks(), device="cuda" if "cuda" in group else "cpu")
-        report = build_report(example_run([cell]), [record | described | changes], peaks=lambda _: {group: peaks})
-        return "forward and backward" in {item.name for item in report.observed[0].observations}
-
-    assert is_shown()
-    assert not is_shown(flops=record["flops"] | {"model_flops_per_step": None})
-    assert not is_shown(flops=record["flops"] | {"model_flops_per_step": 10**15})
-    on_gpu = {"observed": record["observed"] | {"device": ["NVIDIA H200", "NVIDIA H200"]}}
-    assert is_shown(group="2 cuda ranks", **on_gpu)
-    assert not is_shown(replace(CELL, recipe="fp32"), group="2 cuda ranks", **on_gpu)

@@ -100,10 +100,13 @@ def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
     busy = rank_profile(0, 0.2, host=rank_host(busy_s=9.8), flops_reason="a product of another package was not seen")
     ranks = [busy, rank_profile(1, 0.1)]
     peaks = made_up_peaks()
-    peaks.matmul["float32"]["large"]["spread"] = 0.4
+    peaks.matmul["bfloat16"]["large"]["spread"] = 0.4
     text = render_profile(build_profile("c", {}, ranks, {GROUP: peaks}))
     assert "forward: a product of another package was not seen\n" in text
     assert "the peaks are uncertain: their repetitions differ by up to 40%; run benchbox doctor --peaks again" in text
+    unused = made_up_peaks()
+    unused.matmul["float32"]["large"]["spread"] = 0.4
+    assert "the peaks are uncertain" not in render_profile(build_profile("c", {}, ranks, {GROUP: unused})), "no products in it"
     assert "warning: busy host while steps were timed: other processes used 18% of the CPU time: times are too long\n" in text
     assert "are those of torch" not in text
     older = render_profile(build_profile("c", {}, ranks, {GROUP: replace(peaks, torch="2.12.0")}))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchbox.errors import RecordError
 from benchbox.store.machine_cache import machine_file
-from benchbox.store.peaks import read_peaks, write_peaks
-from tests.support.peaks import made_up_peaks
+from benchbox.store.peaks import MeasuredPeaks, read_peaks, write_peaks
+from tests.support.peaks import made_up_peaks, rate
 
-if TYPE_CHECKING:
-    from pathlib import Path
+REPORTS = Path(__file__).parents[3] / "reports"
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +35,20 @@ def test_a_damaged_file_is_an_error_with_the_command_that_measures_again() -> No
     path.write_text(path.read_text().replace('"threads": 1', '"threads": "one"'))
     with pytest.raises(RecordError, match=r"threads: text, and a whole number is expected.*benchbox doctor --peaks"):
         read_peaks("a-machine")
+
+
+def test_the_spread_of_peaks_is_that_of_the_rates_that_are_compared_with() -> None:
+    """The published peaks of an H200 are uncertain in float16 alone."""
+    entry = json.loads((REPORTS / "h200" / "peaks.json").read_text())["groups"]["1 cuda rank"]
+    peaks = MeasuredPeaks(**entry)
+    assert peaks.spread(["bfloat16"]) == pytest.approx(0.037, abs=0.001)
+    assert peaks.spread(["bfloat16", "float16"]) == pytest.approx(0.429, abs=0.001)
+    assert peaks.uncertainty(["bfloat16"]) is None
+    assert peaks.uncertainty(["bfloat16", "float16"]) == "repetitions differ in float16 thin by 43%"
+
+
+@pytest.mark.parametrize(("field", "name"), [("copy", "copy"), ("update", "update in place")])
+def test_copies_and_updates_in_place_are_compared_with_whatever_the_dtype(field: str, name: str) -> None:
+    peaks = replace(made_up_peaks(), **{field: rate(1e9) | {"spread": 0.2}})
+    assert peaks.spread([]) == 0.2
+    assert peaks.uncertainty([]) == f"repetitions differ in {name} by 20%"
