@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,3 +163,20 @@ def test_a_training_runs_as_a_job_on_two_nodes(folder: Path, monkeypatch: pytest
     assert "step 3/3" in text
     assert (folder / "two/checkpoints/step-00000003").is_dir()
     assert [path.name for path in sorted(folder.glob("two/launch/torchrun*.log"))] == ["torchrun-node1.log", "torchrun.log"]
+
+
+@pytest.mark.exhaustive
+def test_a_training_that_slurm_puts_back_into_the_queue_goes_on_from_its_checkpoint(folder: Path) -> None:
+    command = [sys.executable, "-m", "benchbox.cli.app", "train", "train.yaml", "--out", "requeued", "--launcher", "slurm"]
+    words = ["--set", "steps=300", "--set", "checkpoint.every=10"]
+    process = subprocess.Popen([*command, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    out = folder / "requeued"
+    wait_until(lambda: bool(list(out.glob("checkpoints/step-*"))))
+    job = str(SlurmJob(out).id)
+    subprocess.run(["scontrol", "requeue", job], check=True)
+    wait_until(lambda: SlurmJob(out).state().state == "PENDING")
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)  # it would wait for two minutes
+    code, stdout, _ = finish(process)
+    assert code == 0, stdout
+    assert re.search(r"resuming after step [1-9]", stdout), stdout
+    assert [row["step"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == list(range(300))
