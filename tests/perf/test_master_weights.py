@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.perf
 
 ROUNDS = 25
-# Compiled: 1.22 to 1.31 on two cores of an EPYC, 1.05 to 1.14 on two of a Xeon (Sapphire Rapids); the norm takes 0.14 to 0.16.
-# The traffic to memory is 1.07 times that of the reference: 30 bytes per parameter instead of 28. The Python around the passes
-# takes some 2 ms, beside 17 or 26 ms for the step: memory gives 55 or 87 GB/s on that EPYC, in turns.
-GOAL = 1.4
+# Compiled: runs of 1.23 to 1.39 on two cores of an EPYC, of which 11 of 19 met the goal, and of 1.05 to 1.14 on two of a Xeon
+# (Sapphire Rapids); the norm takes 0.14 to 0.16. The traffic to memory is 1.07 times that of the reference: 30 bytes per
+# parameter instead of 28. The Python around the passes takes some 2 ms, beside 17 or 26 ms for the step: memory gives 55 or
+# 87 GB/s on that EPYC, in turns.
+GOAL = 1.3
 # Without a compiler: the cost of copies around a fused AdamW, tensor by tensor. Slower would be a mistake. torch's kernels take
 # 1.58 here.
 NAIVE = 2.65
@@ -48,8 +49,9 @@ def build_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 
 def test_masters_cost_less_than_copies_and_are_held_against_half_a_step_of_fused_adamw(benchmark, capsys, two_threads) -> None:
     """Interleaved in one process, 50 M parameters, 2 threads. Each round takes both, with the reference before and after, so
-    that a drift cancels, and the median is that of the rounds' ratios. The clip is active. Only an idle machine gives
-    a valid result: beside other work the reference, whose threads wait for one another, slows down most and flatters the ratio.
+    that a drift cancels, and the median is that of the rounds' ratios. The test fails when the 96% interval of the median lies
+    above the goal. The clip is active. Only an idle machine gives a valid result: beside other work the reference, whose
+    threads wait for one another, slows down most and flatters the ratio.
     """
     arguments = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
     reference = torch.optim.AdamW(build_parameters(torch.float32), **arguments)
@@ -72,14 +74,16 @@ def test_masters_cost_less_than_copies_and_are_held_against_half_a_step_of_fused
         ratios.append(with_masters_s / ((before_s + seconds(reference.step)) / 2))
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=2)
-    ratio = median(ratios[2:])
+    del ratios[:2]  # the warm-up
+    lower, upper = sorted(ratios)[7], sorted(ratios)[-8]  # of 25, the eighth from each end bound the median with 96%
     compiled = library() is not None
     name = "masters_over_fused_adamw" if compiled else "uncompiled_masters_over_fused_adamw"
-    record_ratio(benchmark, name, ratios[2:], better="lower", goal=GOAL if compiled else NAIVE)
+    record_ratio(benchmark, name, ratios, better="lower", goal=GOAL if compiled else NAIVE)
     bound = f"goal {GOAL}" if compiled else f"nothing is compiled here: goal {GOAL} not tested, bound {NAIVE}"
     with capsys.disabled():
-        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} ({bound})")
+        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {median(ratios):.2f} ", end="")
+        print(f"[{lower:.2f}, {upper:.2f}] ({bound})")
     if compiled:
-        assert ratio <= GOAL
+        assert lower <= GOAL
     else:
         assert sorted(ratios)[ROUNDS // 4] < NAIVE
