@@ -112,7 +112,13 @@ def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, esti
     assert len([*filled_cache.rglob("*.json")]) == len(cells) == 2
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Predict in this process, which has imported torch."""
+    monkeypatch.setattr("benchbox.cli.predicting._in_process", lambda function, *args, **options: function(*args, **options))
+
+
+@pytest.mark.usefixtures("cache", "in_this_process")
 def test_an_estimate_that_nobody_foresaw_to_fail_is_an_internal_error_after_all_cells_are_shown(tmp_path, monkeypatch):
     """In text and as JSON. One that is unsupported is a result, and a plan and a run go on in either case."""
     monkeypatch.chdir(tmp_path)
@@ -134,7 +140,7 @@ def test_an_estimate_that_nobody_foresaw_to_fail_is_an_internal_error_after_all_
     assert invoke("estimate", str(path)).count("no prediction: not here") == 2
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "in_this_process")
 def test_a_walk_is_estimated_at_its_first_batch_and_up_to_the_largest_that_fits(matrix):
     walk = ("estimate", matrix, "--only", "backend=ddp", "--set", "batch=null,axes.batch={search: max, start: 2, at_most: 64}")
     walk = (*walk, "--set", "measure={steps: 3, warmup_steps: 3, memory_limit: 20 MiB}")
