@@ -145,6 +145,7 @@ def print_plan(
         largest: the predicted largest batch of the walk that a cell begins, by cell id, or why there is none.
     """
     from benchbox.analysis.quantities import counted
+    from benchbox.spec.data_checks import camera_slots
     from benchbox.spec.fields import POINT_TYPES
     from benchbox.spec.matrix import describe
 
@@ -159,6 +160,10 @@ def print_plan(
     if planned.cells:
         print()
         _print_table(planned.cells, fields, predictions, largest)
+    cameras, cams = camera_slots(matrix.data), max((cell.cams for cell in planned.cells), default=0)
+    if cameras is not None and cams > cameras:
+        print()
+        _print_wrapped(f"the data have {counted(cameras, 'camera')}: with cams={cams} the others are black and masked")
     if planned.skipped:
         print("\nskipped")
         for skip in planned.skipped:

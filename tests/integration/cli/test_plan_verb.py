@@ -130,6 +130,18 @@ def test_a_plan_of_which_nothing_can_run_names_each_cell_and_ends_with_exit_code
     assert benchbox("plan", matrix, "--check").returncode == 0
 
 
+def test_cameras_that_the_data_lack_are_noted(matrix, capsys):
+    def printed(**overrides):
+        loaded = load_matrix(matrix, {"checkpointing": "false", **overrides}, [matrix.parent / "policies"])
+        print_plan(loaded, plan(loaded))
+        return " ".join(capsys.readouterr().out.split())
+
+    note = "the data have 4 cameras: with cams=7 the others are black and masked"
+    assert note in printed(cams="7")
+    assert "cameras:" not in printed(cams="4")
+    assert "cameras:" not in printed(cams="7", data="synthetic")
+
+
 def test_a_bundled_matrix_is_planned_by_its_name_from_an_empty_folder(benchbox):
     assert benchbox("plan", "fsdp_vs_zero2").stdout.startswith("fsdp_vs_zero2: in every cell policy=")
     unknown = benchbox("run", "fsdp_vs_zero", "--dry-run")
