@@ -122,22 +122,23 @@ def in_this_process(monkeypatch):
 def test_an_estimate_that_nobody_foresaw_to_fail_is_an_internal_error_after_all_cells_are_shown(tmp_path, monkeypatch):
     """In text and as JSON. One that is unsupported is a result, and a plan and a run go on in either case."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "policies" / "broken"
-    folder.mkdir(parents=True)
-    (folder / "presets.yaml").write_text("tiny: {}\n")
-    (folder / "policy.py").write_text("def build(preset, axes):\n    raise KeyError('no weights')\n")
-    path = tmp_path / "m.yaml"
-    path.write_text(MATRIX.replace("vitra", "broken"))
+    paths = []
+    for name, error in (("broken", "KeyError('no weights')"), ("refused", "UnsupportedError('not here')")):
+        folder = tmp_path / "policies" / name
+        folder.mkdir(parents=True)
+        (folder / "presets.yaml").write_text("tiny: {}\n")
+        source = f"from benchbox.errors import UnsupportedError\n\ndef build(preset, axes):\n    raise {error}\n"
+        (folder / "policy.py").write_text(source)
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(MATRIX.replace("vitra", name))
+    broken, refused = map(str, paths)
     for options in ((), ("--format", "json")):
-        result = CliRunner().invoke(app, ["estimate", str(path), *options])
+        result = CliRunner().invoke(app, ["estimate", broken, *options])
         assert result.output.count("the estimate failed: KeyError: 'no weights'") == 2
         assert str(result.exception) == "2 of 2 predictions failed: the estimate failed: KeyError: 'no weights'"
         assert result.exception.exit_code == 1
-    assert "the estimate failed" in invoke("plan", str(path), "--estimate")
-    (folder / "policy.py").write_text(
-        "from benchbox.errors import UnsupportedError\n\ndef build(preset, axes):\n    raise UnsupportedError('not here')\n"
-    )
-    assert invoke("estimate", str(path)).count("no prediction: not here") == 2
+    assert "the estimate failed" in invoke("plan", broken, "--estimate")
+    assert invoke("estimate", refused).count("no prediction: not here") == 2
 
 
 @pytest.mark.usefixtures("cache", "in_this_process")
