@@ -39,6 +39,11 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
     return f"{significant(value, digits)} {unit}"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things: `1 cell`, `2 cells`; `plural` where it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Format a number with the given significant digits; in scientific notation only outside 1e-4 to 1e9."""
     if not math.isfinite(value):

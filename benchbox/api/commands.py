@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from benchbox.analysis.changes import RunComparison
 
 
+_ERROR_PREFIXES = ("error: ", "Error: ")  # of a command, and of the parser of its options
+
+
 def load(path: str | Path) -> Results:
     """Return a run directory as data frames.
 
@@ -59,6 +62,8 @@ def run(
         ConfigurationError: the matrix or an argument is wrong.
         BenchboxError: the command was stopped, or failed in another way.
     """
+    if launches is not None and launches < 1:
+        raise ConfigurationError(f"launches={launches}: give 1 or more")
     sets = [f"{key}={_yaml(value)}" for key, value in (overrides or {}).items()]
     further = [Path(folder) for folder in _several(policy_dirs)]
     folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets), further).name
@@ -71,16 +76,18 @@ def run(
     # Both streams are read here: what a child writes to the terminal itself does not reach a notebook.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        lines = []
+        errors = []
         for line in process.stdout:
-            print(line, end="")
-            lines.append(line.rstrip())
+            if line.startswith(_ERROR_PREFIXES):
+                errors.append(line.rstrip())
+            else:
+                print(line, end="")
     code = process.returncode
-    if code not in (EXIT_OK, EXIT_CELL_FAILED):
-        # "Error: " is what the parser of the command line writes
-        errors = "\n".join(line.partition(": ")[2] for line in lines if line.startswith(("error: ", "Error: ")))
+    if code not in (EXIT_OK, EXIT_CELL_FAILED):  # the errors are raised, and not printed as well
         kind = ConfigurationError if code == EXIT_USAGE else BenchboxError
-        raise kind(errors or f"benchbox run ended with exit code {code}")
+        raise kind("\n".join(line.partition(": ")[2] for line in errors) or f"benchbox run ended with exit code {code}")
+    for line in errors:
+        print(line)
     return Results(folder)
 
 

@@ -17,9 +17,16 @@ def skip_beyond_capacity(planned: Plan, nnodes: int = 1) -> Plan:
 
 def check_any_cell(matrix: Path, planned: Plan) -> None:
     """Raise ConfigurationError with the reasons if a plan has no cell to run."""
-    if not planned.cells:
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in planned.skipped))
-        raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
+    if problems := unrunnable_problems(matrix, planned):
+        raise ConfigurationError(problems)
+
+
+def unrunnable_problems(matrix: Path, planned: Plan) -> list[Problem]:
+    """Return why no cell of a plan can run, as one problem; none if a cell can."""
+    if planned.cells:
+        return []
+    reasons = "; ".join(dict.fromkeys(skip.reason for skip in planned.skipped))
+    return [Problem(str(matrix), f"no cell can run: {reasons}")]
 
 
 def check_capacity(where: str, ranks: int) -> None:

@@ -163,6 +163,7 @@ def promote(
     baseline among the files counts as the runs that it was made of.
     """
     from benchbox.analysis.baseline import make_baseline, name_machine
+    from benchbox.analysis.quantities import counted
     from benchbox.analysis.summary import summarize
     from benchbox.errors import ConfigurationError
     from benchbox.store.baseline import baseline_path, write_baseline
@@ -180,7 +181,7 @@ def promote(
     baseline = make_baseline(run, summarize(run, records), name)
     target = baseline_path(out, name, run.name)
     write_baseline(target, baseline)
-    typer.echo(f"{target}: {len(baseline.cells)} cells; commit it, and `benchbox check` compares with it")
+    typer.echo(f"{target}: {counted(len(baseline.cells), 'cell')}; commit it, and `benchbox check` compares with it")
 
 
 def _promote_benchmarks(paths: list[Path], machine: str | None, out: Path) -> None:

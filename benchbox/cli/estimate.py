@@ -16,12 +16,9 @@ from benchbox.theory.links import MEASURED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.cli.predicting import Predictions
     from benchbox.launch.simulated_ranks import Simulation
-    from benchbox.plan import Plan
     from benchbox.spec.cell import Cell
     from benchbox.theory.links import Device, Link, MeasuredLink
-    from benchbox.theory.prediction import Estimate
 
     Hardware = tuple[Device, Link | MeasuredLink | None]
 
@@ -73,6 +70,11 @@ def estimate(
     No rank is started and no device is needed, for any number of ranks. Of a run directory, the predictions are written into it
     as predictions.json, printed beside the measurements, and part of its report from then on.
 
+    Of a walk to the largest batch that fits, the peak is that of its first batch, and the largest batch that theory says fits
+    stands below it.
+
+    Exit code 1 when a prediction failed of an error that nobody foresaw, and 0 when all others say why there is none.
+
     Where `benchbox doctor --links` has measured the links of this machine, they bound communication unless --link names others.
     """
     from benchbox.errors import ConfigurationError
@@ -83,7 +85,8 @@ def estimate(
             raise ConfigurationError(f"{target} is a run directory: {options} are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
-    from benchbox.cli.predicting import local_device, predict_cells
+    from benchbox.cli.estimate_output import PlanEstimates
+    from benchbox.cli.predicting import check_predicted, local_device, predict_cells, predict_in_process, rank_limit_bytes
 
     kind: Literal["cpu", "cuda"] = device.value if device is not None else "cuda" if accelerator else local_device()
     if accelerator is not None and kind == "cpu":
@@ -106,16 +109,26 @@ def estimate(
     # A simulation repeats one step.
     step = None if simulate else loaded.measure.probed_step
     predictions = predict_cells(cells, loaded.policy_dirs, step, kind)
-    simulations = _simulate(cells, loaded.policy_dirs) if simulate else {}
+    measure, is_here = loaded.measure, accelerator is None and kind == local_device()
+    limit_bytes = rank_limit_bytes(measure.memory_limit) if is_here else measure.memory_limit
+    largest: Mapping[str, int | str] = {}
+    if loaded.search:
+        at_most = loaded.search.at_most
+        largest = predict_in_process(planned.walks, loaded.policy_dirs, measure.probed_step, limit_bytes, at_most, kind)
+    estimates = PlanEstimates(
+        planned=planned,
+        predictions=predictions,
+        largest=largest,
+        limit_bytes=limit_bytes,
+        simulations=_simulate(cells, loaded.policy_dirs) if simulate else {},
+        hardware=hardware,
+        measured=measured,
+    )
     if format_ is Format.json:
-        rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]
-        for row in rows if simulate else ():
-            simulation = simulations[row["cell_id"]]
-            row["simulation"] = {"reason": simulation} if isinstance(simulation, str) else asdict(simulation)
-        rows += [_as_json(skip.cell, f"skipped: {skip.reason}", hardware, measured) for skip in planned.skipped]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(estimates.to_json(), indent=2))
     else:
-        _print_cells(planned, predictions, simulations, hardware, measured)
+        estimates.print_text()
+    check_predicted([*predictions.values(), *largest.values()])
 
 
 def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mapping[str, Simulation | str]":
@@ -126,17 +139,6 @@ def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mappin
 
     simulations = simulate_cells(cells, policy_dirs, {**os.environ, **host_variables(os.environ)})
     return {key: str(entry) if isinstance(entry, UnsupportedError) else entry for key, entry in simulations.items()}
-
-
-def _describe_simulation(simulation: "Simulation | str", entry: "Estimate") -> str:
-    """Return whether a simulation confirms the formulas, as text."""
-    if isinstance(simulation, str):
-        return f"not simulated: {simulation}"
-    differences = simulation.differences(entry)
-    verdict = (
-        "differs: " + "; ".join(differences) if differences else "equals the formulas in every collective and parameter byte"
-    )
-    return f"simulated as rank 0 of {entry.world_size} on {simulation.tensors} tensors: {verdict}"
 
 
 def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "Hardware":
@@ -150,81 +152,19 @@ def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "Hardware"
     return DEVICES[accelerator], LINKS[link] if isinstance(link, str) else link
 
 
-def _as_json(
-    cell: "Cell", entry: "Estimate | str", hardware: "Hardware | None", measured: "MeasuredLink | None"
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"cell_id": cell.cell_id, "cell": cell.to_dict()}
-    if isinstance(entry, str):
-        return {**values, "prediction": None, "reason": entry}
-    values["prediction"] = entry.to_dict()
-    if hardware is not None:
-        lower, upper = entry.step_time_s(*hardware)
-        values["step_time_s"] = {"lower": lower, "upper": upper}
-    if measured is not None:
-        values["communication_time_s"] = {"link": measured.name, "upper": entry.communication_time_s(measured)}
-    return values
-
-
-def _print_cells(
-    planned: "Plan",
-    predictions: "Predictions",
-    simulations: "Mapping[str, Simulation | str]",
-    hardware: "Hardware | None",
-    measured: "MeasuredLink | None",
-) -> None:
-    """Print one line for each cell, and below it the components of its peak and its collectives, or why it is skipped."""
-    from benchbox.analysis.quantities import quantity
-    from benchbox.analysis.summary import label, varying_fields
-
-    fields = varying_fields(cell.to_dict() for cell in (*planned.cells, *(skip.cell for skip in planned.skipped)))
-    for cell in planned.cells:
-        entry = predictions[cell.cell_id]
-        typer.secho(f"{cell.cell_id}  {label(cell.to_dict(), fields)}", bold=True)
-        if isinstance(entry, str):
-            print(f"  no prediction: {entry}")
-            continue
-        components = ", ".join(f"{name} {quantity(size, 'bytes')}" for name, size in entry.components.items())
-        print(f"  peak {quantity(entry.peak_bytes, 'bytes', 4)} in {entry.moment}: {components}")
-        collectives = [
-            f"{name} {traffic['count']} x, {quantity(traffic['bytes'], 'bytes')}" for name, traffic in entry.collectives.items()
-        ]
-        print(f"  communication of a step: {'; '.join(collectives) or 'none'}")
-        if cell.cell_id in simulations:
-            print(f"  {_describe_simulation(simulations[cell.cell_id], entry)}")
-        if measured is not None and entry.world_size > 1:
-            seconds = quantity(entry.communication_time_s(measured), "s")
-            print(f"  communication on the {measured.name} link: {seconds}, if none of it overlaps with computation")
-        if hardware is not None:
-            lower, upper = (quantity(seconds, "s") for seconds in entry.step_time_s(*hardware))
-            if entry.world_size > 1:
-                print(f"  step: {lower} to {upper}, as communication overlaps wholly or not at all")
-            else:
-                print(f"  step: {lower}, as one rank does not communicate")
-        for note in entry.notes:
-            print(f"  {note}")
-    for skip in planned.skipped:
-        typer.secho(f"{skip.cell.cell_id}  {label(skip.cell.to_dict(), fields)}", bold=True)
-        print(f"  skipped: {skip.reason}")
-    device, link = hardware or (None, measured)
-    has_links = any(cell.world_size > 1 for cell in planned.cells)
-    sources = [entry for entry in (device, link if has_links else None) if entry is not None]
-    if sources:
-        print("\n" + "\n".join(f"{entry.name}: {entry.source}" for entry in sources))
-
-
 def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) -> None:
     from benchbox.analysis.baseline import slug
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.reconciliation import reconcile
     from benchbox.analysis.step_bounds import step_bounds
     from benchbox.analysis.summary import label, summarize, varying_fields
-    from benchbox.cli.predicting import predict_run
+    from benchbox.cli.predicting import check_predicted, predict_run
     from benchbox.store.links import read_links
     from benchbox.store.peaks import read_peaks
-    from benchbox.store.predictions import read_predictions
+    from benchbox.store.predictions import FILE, read_predictions
     from benchbox.store.run import RunStore
 
-    path = predict_run(folder, policy_dirs)
+    outcomes = predict_run(folder, policy_dirs)
     store = RunStore(folder)
     summaries, predictions = summarize(store.run(), store.records()), read_predictions(folder)
     fields = varying_fields([*store.run().cells.values()])
@@ -243,6 +183,7 @@ def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) 
     if format_ is Format.json:
         rows = [{"cell_id": summary.cell_id, **asdict(entry), "error": entry.error} for summary, entry in entries]
         print(json.dumps(rows, indent=2))
+        check_predicted(outcomes.values())
         return
     for summary, entry in entries:
         predicted, measured = (quantity(value, entry.unit, 4) for value in (entry.predicted, entry.measured))
@@ -252,7 +193,8 @@ def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) 
     counts = [f"{name} {sum(entry.verdict == name for _, entry in entries)}" for name in _verdicts(entries)]
     if bounds.note:
         print(f"\n{bounds.note}")
-    print(f"\n{len(entries)} predictions: {', '.join(counts)}\n{path}; `benchbox report {folder}` shows them")
+    print(f"\n{len(entries)} predictions: {', '.join(counts)}\n{folder / FILE}; `benchbox report {folder}` shows them")
+    check_predicted(outcomes.values())
 
 
 def _verdicts(entries: "Sequence[tuple[Any, Any]]") -> list[str]:

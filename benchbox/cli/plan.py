@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchbox.cli.predicting import Predictions
+    from benchbox.errors import Problem
     from benchbox.plan import Plan
     from benchbox.spec import Matrix
     from benchbox.spec.cell import Cell
@@ -48,19 +49,29 @@ def plan(
         bool, typer.Option("--check", help="Print the problems of the files only, all of them; nothing if there are none.")
     ] = False,
 ) -> None:
-    """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one."""
+    """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one.
+
+    Exit code 2 when no cell of a matrix can run.
+    """
+    from benchbox.cli.capacity import unrunnable_problems
+    from benchbox.errors import ConfigurationError
     from benchbox.spec import load_matrix, parse_overrides
 
     if check:
         _check(matrices, sets, policy_dirs, only)
         return
+    unrunnable: list[Problem] = []
     for matrix in matrices:
-        _print_matrix(load_matrix(matrix, parse_overrides(sets), policy_dirs), only, estimate=estimate)
+        planned = _print_matrix(load_matrix(matrix, parse_overrides(sets), policy_dirs), only, estimate=estimate)
+        unrunnable += unrunnable_problems(matrix, planned)
+    if unrunnable:
+        raise ConfigurationError(unrunnable)
 
 
 def _check(paths: "Sequence[Path]", sets: "Sequence[str]", policy_dirs: "Sequence[Path]", only: "Sequence[str]") -> None:
     """Raise ConfigurationError with the problems of all files."""
-    from benchbox.errors import ConfigurationError, Problem
+    from benchbox.cli.capacity import unrunnable_problems
+    from benchbox.errors import ConfigurationError
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
@@ -74,7 +85,7 @@ def _check(paths: "Sequence[Path]", sets: "Sequence[str]", policy_dirs: "Sequenc
     for path in paths:
         try:
             loaded = load_matrix(path, overrides, policy_dirs)
-            plan_cells(loaded, join_expressions(only))
+            problems += unrunnable_problems(path, plan_cells(loaded, join_expressions(only)))
             if "steps" in read_source(loaded.path).values:  # a training file, whose sections may contradict one another
                 load_train(loaded.path, of_training, policy_dirs)
         except ConfigurationError as error:
@@ -83,8 +94,8 @@ def _check(paths: "Sequence[Path]", sets: "Sequence[str]", policy_dirs: "Sequenc
         raise ConfigurationError(problems)
 
 
-def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | None) -> None:
-    """Print the plan of a matrix, on request with predictions, and what this machine cannot run of it."""
+def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | None) -> "Plan":
+    """Print the plan of a matrix, on request with predictions, and what this machine cannot run of it. Return the plan."""
     from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
@@ -93,12 +104,12 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
     predictions: Predictions | None = None
     largest = None
     if estimate:
-        from benchbox.cli.predicting import local_device, predict_cells, predict_in_process
+        from benchbox.cli.predicting import local_device, predict_cells, predict_in_process, rank_limit_bytes
 
         predictions = predict_cells(planned.cells, loaded.policy_dirs, loaded.measure.probed_step, local_device())
         if loaded.search:
-            measure, at_most = loaded.measure, loaded.search.at_most
-            largest = predict_in_process(planned.walks, loaded.policy_dirs, measure.probed_step, measure.memory_limit, at_most)
+            step, limit_bytes = loaded.measure.probed_step, rank_limit_bytes(loaded.measure.memory_limit)
+            largest = predict_in_process(planned.walks, loaded.policy_dirs, step, limit_bytes, loaded.search.at_most)
     elif estimate is None and len(planned.cells) <= _MAX_LOOKED_UP:
         predictions = _read_predictions(planned.cells, loaded)
     print_plan(loaded, planned, predictions, largest)
@@ -107,6 +118,7 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
     refused = skip_beyond_capacity(planned).skipped[len(planned.skipped) :]
     for reason in dict.fromkeys(skip.reason for skip in refused):
         _print_wrapped(f"this machine cannot run {sum(skip.reason == reason for skip in refused)} of the cells: {reason}")
+    return planned
 
 
 def _read_predictions(cells: "Sequence[Cell]", matrix: "Matrix") -> "Predictions | None":
@@ -132,6 +144,8 @@ def print_plan(
     Args:
         largest: the predicted largest batch of the walk that a cell begins, by cell id, or why there is none.
     """
+    from benchbox.analysis.quantities import counted
+    from benchbox.spec.data_checks import camera_slots
     from benchbox.spec.fields import POINT_TYPES
     from benchbox.spec.matrix import describe
 
@@ -141,25 +155,34 @@ def print_plan(
     fields = [field for field in point if len({getattr(cell, field) for cell in all_cells}) > 1]
     constant = {field: values[field] for field in point if field not in fields}
     data = {"data": matrix.data.label, "tokenizer": matrix.data.tokenizer}
-    _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
+    first_batch = f", batch={constant.pop('batch')} and up" if planned.walks and "batch" in constant else ""
+    _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}{first_batch}")
     if planned.cells:
         print()
         _print_table(planned.cells, fields, predictions, largest)
+    cameras, cams = camera_slots(matrix.data), max((cell.cams for cell in planned.cells), default=0)
+    if cameras is not None and cams > cameras:
+        print()
+        _print_wrapped(f"the data have {counted(cameras, 'camera')}: with cams={cams} the others are black and masked")
     if planned.skipped:
         print("\nskipped")
         for skip in planned.skipped:
-            _print_wrapped(f"  {describe({field: getattr(skip.cell, field) for field in fields})}: {skip.reason}")
+            _print_wrapped(
+                f"  {describe({field: getattr(skip.cell, field) for field in fields or ['backend']})}: {skip.reason}"
+            )
     launches, steps = matrix.measure.launches, matrix.measure.steps
     cells = len(planned.cells) - len(planned.walks)
     if matrix.search:
         most = f", at most {matrix.search.at_most}" if matrix.search.at_most else ""
+        walks = counted(len(planned.walks), "walk")
         print()
         _print_wrapped(
-            f"{len(planned.walks)} walks to the largest batch that fits, each from batch {matrix.search.start} on{most}: "
+            f"{walks} to the largest batch that fits, each from batch {matrix.search.start} on{most}: "
             "`run` goes on with the batch that theory predicts (--estimate shows it here), and launches decide which follow"
         )
     if cells or not matrix.search:
-        print(f"\n{cells} cells x {launches} launches = {cells * launches} launches", end="")
+        factors = f"{counted(cells, 'cell')} x {counted(launches, 'launch', 'launches')}"
+        print(f"\n{factors} = {counted(cells * launches, 'launch', 'launches')}", end="")
         print(f" of {matrix.measure.warmup_steps} + {steps} steps; {len(planned.skipped)} skipped")
 
 

@@ -18,6 +18,20 @@ T = TypeVar("T")
 Predictions = Mapping[str, "Estimate | str"]  # by cell id; a reason where there is none
 
 
+class PredictionFailure(str):
+    """Reason why there is no prediction, of an error that nobody foresaw: a bug of benchbox or of the policy."""
+
+    __slots__ = ()
+
+
+def check_predicted(entries: Iterable["Estimate | int | str"]) -> None:
+    """Raise BenchboxError, with the exit code of an internal error, if a prediction failed as nobody foresaw."""
+    entries = list(entries)
+    failures = [entry for entry in entries if isinstance(entry, PredictionFailure)]
+    if failures:
+        raise BenchboxError(f"{len(failures)} of {len(entries)} predictions failed: {failures[0]}")
+
+
 def local_device() -> Literal["cpu", "cuda"]:
     """Return what ranks on this machine would run on."""
     from benchbox.launch.process.environment import has_cuda_device
@@ -58,8 +72,8 @@ def predict_cells(
         notify(len(missing))
         try:
             predictions |= _in_process(_trace_cells, missing, policy_dirs, step, device)
-        except Exception as error:  # noqa: BLE001 (as when memory ends: a prediction never ends a command)
-            predictions |= {cell.cell_id: _process_reason(error) for cell in missing}
+        except Exception as error:  # noqa: BLE001 (as when memory ends: a prediction never ends a run)
+            predictions |= {cell.cell_id: _process_failure(error) for cell in missing}
     return {cell.cell_id: predictions[cell.cell_id] for cell in cells}
 
 
@@ -75,7 +89,7 @@ def _trace_cells(
         except BenchboxError as error:
             predictions[cell.cell_id] = str(error)
         except Exception as error:  # noqa: BLE001 (the same)
-            predictions[cell.cell_id] = f"the estimate failed: {type(error).__name__}: {error}"
+            predictions[cell.cell_id] = _estimate_failure(error)
     return predictions
 
 
@@ -125,30 +139,46 @@ def predict_largest_batches(
             predictions[cell.cell_id] = largest_batch(peak_bytes, limit_bytes, at_most=at_most)
         except BenchboxError as error:
             predictions[cell.cell_id] = str(error).strip().splitlines()[0]
-        except Exception as error:  # noqa: BLE001 (a prediction never ends a command)
-            predictions[cell.cell_id] = f"the estimate failed: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 (a prediction never ends a run)
+            predictions[cell.cell_id] = _estimate_failure(error)
     return predictions
 
 
-def predict_in_process(
-    cells: Sequence["Cell"], policy_dirs: Sequence[Path], step: int, limit_bytes: int | None, at_most: int | None
-) -> "Mapping[str, int | str]":
-    """Return the predictions of `predict_largest_batches`, made in a process of its own, whatever happens to it."""
+def rank_limit_bytes(memory_limit: int | None) -> int | None:
+    """Return the memory of a rank on this machine: `measure.memory_limit` or that of the GPU; None if neither is known."""
     from benchbox.launch.capacity import device_memory_bytes
 
-    device = local_device()
-    if device == "cuda":
-        total = device_memory_bytes()
-        limit_bytes = min((size for size in (limit_bytes, total) if size is not None), default=None)
-    options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device}
+    total = device_memory_bytes() if local_device() == "cuda" else None
+    return min((size for size in (memory_limit, total) if size is not None), default=None)
+
+
+def predict_in_process(
+    cells: Sequence["Cell"],
+    policy_dirs: Sequence[Path],
+    step: int,
+    limit_bytes: int | None,
+    at_most: int | None,
+    device: Literal["cpu", "cuda"] | None = None,
+) -> "Mapping[str, int | str]":
+    """Return the predictions of `predict_largest_batches`, made in a process of its own, whatever happens to it.
+
+    Args:
+        limit_bytes: of a rank, see `rank_limit_bytes`.
+        device: by default that of this machine.
+    """
+    options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device or local_device()}
     try:
         return _in_process(predict_largest_batches, cells, policy_dirs, step, **options)
-    except Exception as error:  # noqa: BLE001 (a prediction never ends a command)
-        return {cell.cell_id: _process_reason(error) for cell in cells}
+    except Exception as error:  # noqa: BLE001 (a prediction never ends a run)
+        return {cell.cell_id: _process_failure(error) for cell in cells}
 
 
-def _process_reason(error: Exception) -> str:
-    return f"the process that predicts failed: {type(error).__name__}: {error}"
+def _process_failure(error: Exception) -> PredictionFailure:
+    return PredictionFailure(f"the process that predicts failed: {type(error).__name__}: {error}")
+
+
+def _estimate_failure(error: Exception) -> PredictionFailure:
+    return PredictionFailure(f"the estimate failed: {type(error).__name__}: {error}")
 
 
 def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -174,8 +204,8 @@ def _begin_process() -> None:
     atexit.register(os._exit, 0)  # after the results were sent: finalizing an interpreter with torch takes a second
 
 
-def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int], None] = lambda _: None) -> Path:
-    """Write `predictions.json` into a run directory, on the device that its launches observed.
+def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int], None] = lambda _: None) -> Predictions:
+    """Write `predictions.json` into a run directory, on the device that its launches observed, and return what is in it.
 
     Batches beyond the largest that fits have none: they were never measured.
     """
@@ -192,8 +222,9 @@ def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int
     sources = {record["memory"]["source"] for summary in summaries for record in summary.records if record["memory"]}
     device: Literal["cpu", "cuda"] = "cuda" if "torch.cuda" in sources else "cpu"
     predictions = predict_cells(cells, policy_dirs, MeasureSpec.from_dict(run.measure).probed_step, device, notify)
-    return write_predictions(
+    write_predictions(
         folder,
         {cell_id: entry.to_dict() for cell_id, entry in predictions.items() if isinstance(entry, Estimate)},
         {cell_id: entry for cell_id, entry in predictions.items() if isinstance(entry, str)},
     )
+    return predictions

@@ -23,7 +23,7 @@ from benchbox.cli.options import (
 )
 from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.cli.slurm import SlurmOption, slurm_options
-from benchbox.errors import CellFailedError, ConfigurationError
+from benchbox.errors import CellFailedError, ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from benchbox.cli.matrix_run import MatrixRun
@@ -112,7 +112,7 @@ def run(
         if not auto and given is not None:
             raise ConfigurationError(f"{option} is for --launches auto: the number of launches decides otherwise")
     if launches is not None and not auto:
-        sets = [*sets, f"measure.launches={launches}"]
+        sets = [*sets, f"measure.launches={_check_launches(launches)}"]
     nodes = read_node_settings(
         nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port, timeout_s=node_timeout
     )
@@ -157,6 +157,17 @@ def run(
 
         summary = run_here(matrix_run, launcher=launcher, nodes=nodes, may_start=allowance.has_time, estimate=estimate)
     _exit(summary, matrix_run.folder, len(matrix_run.selected.cells), walks=bool(matrix_run.matrix.search))
+
+
+def _check_launches(text: str) -> int:
+    """Return the number that `--launches` gives.
+
+    Raises:
+        ConfigurationError: it is no whole number, or below 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(Problem(f"--launches {text}", "is no number of launches", "give 1 or more, or auto"))
+    return int(text)
 
 
 def _print_dry_run(matrix_run: "MatrixRun", script: str) -> None:

@@ -61,6 +61,7 @@ def verify(
 def _verify_baseline(path: Path) -> None:
     """Check the figures of a baseline against its launches."""
     from benchbox.analysis.baseline import baseline_problems
+    from benchbox.analysis.quantities import counted
     from benchbox.store.baseline import read_baseline
 
     baseline = read_baseline(path)
@@ -70,7 +71,7 @@ def _verify_baseline(path: Path) -> None:
     typer.echo("no chain: a baseline has the figures of launches and not their records")
     if problems:
         raise ThresholdError(f"violations in {path}: {len(problems)}")
-    typer.echo(f"{len(baseline.cells)} cells, their figures follow from their launches")
+    typer.echo(f"{counted(len(baseline.cells), 'cell')}, the figures follow from the launches")
 
 
 def register(app: typer.Typer) -> None:

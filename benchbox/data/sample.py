@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from benchbox.registry.bundled import sample_path
 from benchbox.spec.datasets import DatasetSpec
 
+__all__ = ["SAMPLE", "sample_path"]
+
 SAMPLE = DatasetSpec(path="sample", source="sample")
-
-
-def sample_path() -> Path:
-    """Return the folder of the sample dataset, in a checkout as well as in an installed wheel."""
-    return Path(__file__).resolve().parent / "sample_dataset"

@@ -36,7 +36,7 @@ from benchbox.registry.backends import DEFAULT_SHARD_SIZE
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
-from benchbox.session.build import trimmable_parts
+from benchbox.session.build import generated_samples, trimmable_parts
 from benchbox.session.construction import construct_policy
 from benchbox.theory.prediction import Estimate, predict
 from benchbox.theory.sharding import MODELS
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from benchbox.data.loading.loader import SampleSource
     from benchbox.data.loading.trimming import Extent
     from benchbox.estimation.parts import Parts
-    from benchbox.registry.contracts import Batch, Policy
+    from benchbox.registry.contracts import Batch, BatchSpec, Policy
     from benchbox.spec.cell import Cell
 
 _MOST_SAMPLES = 8  # of the global batch that are read to see which optional parts it has
@@ -183,13 +183,12 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
     if is_real:
         materialise_policy(policy)
     freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
-    samples, notes = _open_samples(cell, policy)
+    samples, spec, notes = _open_samples(cell, policy)
     statistics = getattr(samples, "statistics", None)
     if statistics:
         policy.load_statistics(list(statistics))
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
-    generates = cell.data.kind == "synthetic" and hasattr(policy, "own_samples")
-    trimmable = trimmable_parts(cell, None if generates else policy.batch_spec())
+    trimmable = trimmable_parts(cell, spec)
     extent = read_extent(cell, samples, trimmable) if trimmable else None
     if trimmable:
         notes = (*notes, _WHOLE if extent is None else _TRIMMED)
@@ -237,16 +236,20 @@ def _with_earlier(timeline: Timeline, parts: tuple[Parts, ...], trace: Callable[
     return replace(timeline, earlier=tuple(timelines[present].uses for present in parts[:-1]), external=external)
 
 
-def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleSource, tuple[str, ...]]:
-    """Return the samples of the cell; generated ones in the same form where the dataset is not on this machine."""
-    if cell.data.kind == "synthetic" and hasattr(policy, "own_samples"):
-        return policy.own_samples(cell.seed), ()
+def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleSource, BatchSpec | None, tuple[str, ...]]:
+    """Return the samples of the cell, their form unless the policy generates them itself, and notes on them.
+
+    Samples are generated in the same form where the dataset is not on this machine.
+    """
+    own_samples = generated_samples(cell, policy)
+    if own_samples is not None:
+        return own_samples, None, ()
     spec = policy.batch_spec()
     try:
-        return open_samples(cell.data, spec, cell.seed), ()
+        return open_samples(cell.data, spec, cell.seed), spec, ()
     except DataError as error:
         note = f"with generated samples, in which every optional part is present, because {str(error).strip().splitlines()[0]}"
-        return SyntheticSamples(spec, cell.seed), (note,)
+        return SyntheticSamples(spec, cell.seed), spec, (note,)
 
 
 def _read_batch(cell: Cell, samples: SampleSource, extent: Extent | None = None) -> tuple[Batch, int]:

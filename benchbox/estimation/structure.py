@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.backends.fsdp1 import sharded_modules
+from benchbox.observer.introspect.names import live_parameters
 from benchbox.theory.structure import ROOT, ParameterShape, Structure
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def read_structure(policy: nn.Module, plans: Sequence[GroupPlan], batch_bytes: i
                 fsdp1_unit=fsdp1[parameter],
                 fsdp2_unit=fsdp2[parameter],
             )
-            for name, parameter in policy.named_parameters()
+            for name, parameter in live_parameters(policy)  # by the names of the groups
         ),
         buffers=buffers,
         batch_bytes=batch_bytes,

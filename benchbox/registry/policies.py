@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.adapted_names import name_refusal
 from benchbox.registry.bundled import bundled_folders
 from benchbox.registry.extensions import extension_folders
 from benchbox.registry.modes import mode_refusal
@@ -182,12 +183,12 @@ def build_policy(name: str, size: str, axes: Axes, policy_dirs: Sequence[Path] =
     """Import the policy's module and build it, in float32, on torch's current default device.
 
     Raises:
-        ConfigurationError: no such policy, size or mode.
+        ConfigurationError: no such policy, size or mode, or none of that name at that size.
     """
     entry = policy_entry(name, policy_dirs)
     if size not in entry.presets:
         raise ConfigurationError(Problem("", f"policy {name} has no size {size!r}", did_you_mean(size, entry.presets)))
-    if refusal := mode_refusal(entry, axes.mode):
+    if refusal := name_refusal(entry, size) or mode_refusal(entry, axes.mode):
         raise ConfigurationError(Problem("", *refusal))
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(folder) for folder in search_path(policy_dirs)]

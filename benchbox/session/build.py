@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchbox.backends.base import Backend
-    from benchbox.data.loading.loader import MicroBatchStream
+    from benchbox.data.loading.loader import MicroBatchStream, SampleSource
     from benchbox.registry.contracts import BatchSpec, Policy
     from benchbox.registry.weights import LoadedWeights
     from benchbox.spec.cell import Cell
@@ -91,7 +91,7 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
         DataError: the dataset is missing or damaged.
         UnsupportedError: padding is to be left out, and the policy declares no part of its batches for which that may be.
     """
-    own_samples = policy.own_samples(cell.seed) if cell.data.kind == "synthetic" and hasattr(policy, "own_samples") else None
+    own_samples = generated_samples(cell, policy)
     spec = policy.batch_spec() if own_samples is None else None
     return open_stream(
         cell.data,
@@ -107,6 +107,14 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
         on_host=on_host,
         trimmable=trimmable_parts(cell, spec),
     )
+
+
+def generated_samples(cell: Cell, policy: Policy) -> SampleSource | None:
+    """Return the samples that the policy itself generates; None for one that reads those of the cell's data."""
+    if cell.data.kind != "synthetic" or not hasattr(policy, "own_samples"):
+        return None
+    samples: SampleSource | None = policy.own_samples(cell.seed)
+    return samples
 
 
 def trimmable_parts(cell: Cell, spec: BatchSpec | None) -> tuple[str, ...]:

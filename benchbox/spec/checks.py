@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
+from benchbox.registry.adapted_names import data_refusal, name_refusal
 from benchbox.registry.attention import attention_refusal
 from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
@@ -131,6 +132,10 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
         if size not in presets:
             where = _position_of(source, "size", size)
             problems.append(Problem(where, f"policy {policy} has no size {size!r}", did_you_mean(size, presets)))
+        elif refusal := name_refusal(policies[policy], size):
+            problems.append(Problem(_position_of(source, "policy", policy), *refusal))
+        elif refusal := data_refusal(policies[policy], size, matrix.data.kind):
+            problems.append(Problem(source.where(("data",)), *refusal))
     for policy, attention in dict.fromkeys((cell.policy, cell.attention) for cell in cells):
         if refusal := attention_refusal(policies[policy], attention):
             problems.append(Problem(_position_of(source, "attention", attention), *refusal))

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
+from benchbox.registry.bundled import sample_path
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recordings import find_unfinished
 from benchbox.spec.cell import DataSpec
+from benchbox.spec.datasets import DatasetSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,6 +112,19 @@ def _read_cameras(root: Path) -> list[str] | None:
         return [name.removeprefix(IMAGES) for name, feature in features.items() if feature["dtype"] in ("video", "image")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def camera_slots(data: DataSpec) -> int | None:
+    """Return the number of cameras of the datasets, those of one name counted once; None if it is not known, or any number."""
+    if data.kind == "synthetic":
+        return None
+    names: set[str] = set()
+    for dataset in data.lerobot_datasets or (DatasetSpec(path=str(sample_path())),):
+        cameras = _read_cameras(Path(dataset.path))
+        if cameras is None:
+            return None
+        names |= {dict(dataset.rename).get(camera, camera) for camera in cameras}
+    return len(names)
 
 
 def _check_tokenizer(data: dict[str, Any], source: Source) -> Iterator[Problem]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from benchbox.spec.source import Keys, Source
 
 
+_POLICY = f"a policy is a folder with policy.py and {PRESETS}"
+
+
 def resolve_policies(
     source: Source, file: Path, policy_dirs: Sequence[Path]
 ) -> tuple[dict[str, PolicyEntry], list[Path], list[Problem]]:
@@ -37,6 +40,7 @@ def resolve_policies(
                 entry = _folder(value, base, policies)
                 directories.append(entry.folder)
             else:
+                _check_no_path(value, base, policies)
                 continue
         except ConfigurationError as error:
             problems += [Problem(where, problem.message, problem.hint) for problem in error.problems]
@@ -60,11 +64,30 @@ def _policy_keys(source: Source) -> Iterator[Keys]:
             yield keys
 
 
+def _check_no_path(value: str, base: Path, policies: dict[str, PolicyEntry]) -> None:
+    """Raise ConfigurationError for the name of no policy under which a folder or file lies beside the matrix or here."""
+    if value not in policies and (hint := _path_hint(value, base)):
+        raise ConfigurationError(Problem("", f"unknown policy {value!r}", hint))
+
+
+def _path_hint(value: str, base: Path) -> str | None:
+    for root in (base, Path()):
+        path = root / value
+        if path.is_file():
+            return f"{path} is a file, and {_POLICY}"
+        if path.is_dir():
+            relative = os.path.relpath(path, base)
+            return f"write {relative if '/' in relative else f'./{relative}'}: the path of a folder has a slash"
+    return None
+
+
 def _folder(value: str, base: Path, policies: dict[str, PolicyEntry]) -> PolicyEntry:
     folder = (base / value).resolve()
     if not is_policy_folder(folder):
         missing = "there is no such folder"
-        if folder.is_dir():
+        if folder.is_file():
+            missing = f"it is a file, and {_POLICY}"
+        elif folder.is_dir():
             missing = f"it lacks {' and '.join(name for name in ('policy.py', PRESETS) if not (folder / name).is_file())}"
         raise ConfigurationError(Problem("", f"{value} is not a policy: {missing}", f"it is looked for in {folder}"))
     same_name = policies.get(folder.name)

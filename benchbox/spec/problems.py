@@ -42,7 +42,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], source: Source) 
     for detail in error.errors(include_url=False):
         loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
         if detail["type"] == "extra_forbidden":
-            hint = did_you_mean(str(loc[-1]), _keys_at(model, loc[:-1]))
+            hint = _section_hint(model, loc) or did_you_mean(str(loc[-1]), _keys_at(model, loc[:-1]))
             problem = Problem(source.where(loc, key=True), f"unknown key {loc[-1]!r}", hint)
         else:
             problem = _problem(detail["type"], loc, detail, source)
@@ -125,6 +125,15 @@ def _keys_at(model: type[BaseModel], loc: Keys) -> Iterable[str]:
             hints = get_type_hints(model)
             model = _model_in(hints.get(key, hints.get("__pydantic_extra__"))) or model
     return model.model_fields
+
+
+def _section_hint(model: type[BaseModel], loc: Keys) -> str | None:
+    """Return in which section of the file an unknown key at its top level belongs, if in one."""
+    if len(loc) > 1:
+        return None
+    sections = {name: _model_in(hint) for name, hint in get_type_hints(model).items() if name in model.model_fields}
+    names = [name for name, section in sections.items() if section is not None and loc[0] in section.model_fields]
+    return f"it belongs to {names[0]}: write {names[0]}.{loc[0]}" if names else None
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
@@ -17,6 +17,8 @@ from benchbox.spec.types import ABSENT, ByteCount, Count, Strict, refusal, rejec
 # Defaults are those of the dataclasses. Any: the type of a key in the file may be narrower than that of the field.
 _DATA: Any = DataSpec()
 _MEASURE: Any = MeasureSpec()
+
+_MIN_LIMIT = 2**20  # less was meant in another unit
 
 Positive = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -63,6 +65,12 @@ class DataFile(DatasetFile):
     """Samples of all ranks among which `order: episode_shuffle` mixes."""
 
 
+def _check_limit(limit: int) -> int:
+    if limit < _MIN_LIMIT:
+        raise refusal(f"memory_limit is {limit} bytes, in which no rank trains", "give it with a unit, as in 40 GiB or 512 MiB")
+    return limit
+
+
 class MeasureFile(Strict):
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = _MEASURE.warmup_steps
     """Steps before measuring starts."""
@@ -74,7 +82,7 @@ class MeasureFile(Strict):
     """Seconds that one launch may take, start to end."""
     hang_after_s: Positive = _MEASURE.hang_after_s
     """Seconds without progress of any rank after which a launch counts as hung."""
-    memory_limit: ByteCount = _MEASURE.memory_limit
+    memory_limit: Annotated[ByteCount, AfterValidator(_check_limit)] = _MEASURE.memory_limit
     """Memory that one rank may use, as in 40 GiB: beyond it a launch ends as oom. It is the device's own when it is absent."""
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.adapted_names import data_refusal, name_refusal
 from benchbox.registry.attention import attention_refusal, default_attention
 from benchbox.registry.backends import backend_info
 from benchbox.registry.modes import mode_refusal
@@ -188,6 +189,10 @@ def load_train(
     if cell.size not in (presets := entry.presets):
         message = f"policy {cell.policy} has no size {cell.size!r}"
         problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
+    elif refusal := name_refusal(entry, cell.size):
+        problems.append(Problem(source.where(("policy",)), *refusal))
+    elif refusal := data_refusal(entry, cell.size, cell.data.kind):
+        problems.append(Problem(source.where(("data",)), *refusal))
     if refusal := attention_refusal(entry, cell.attention):
         problems.append(Problem(source.where(("attention",)), *refusal))
     if refusal := mode_refusal(entry, cell.data.mode):

@@ -24,16 +24,14 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:  # noqa
     """Build a model in float32 on torch's default device.
 
     Raises:
-        ConfigurationError: diffusers is not installed, or the model is not `dit`.
+        ConfigurationError: diffusers is not installed.
     """
-    if source != "dit":
-        raise ConfigurationError(Problem(f"policy diffusers:{source}", "is not one that this adapter builds", "diffusers:dit"))
     try:
         from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
     except ModuleNotFoundError as error:
         problem = f"needs the package {error.name}, which is not installed"
         raise ConfigurationError(Problem("policy diffusers:dit", problem, f"pip install {error.name}")) from None
-    dit = DiTTransformer2DModel(**preset)
+    dit = DiTTransformer2DModel(**preset["names"][source])
     latents = _Latents(dit.config.in_channels, dit.config.sample_size, dit.config.num_embeds_ada_norm)
     return benchbox.adapt(
         NoisePrediction(dit), loss=lambda error: error.square().mean(dim=(1, 2, 3)), batch=latents, units=_UNITS

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ruamel.yaml import YAML
 
 import benchbox
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
@@ -31,7 +31,6 @@ ATTENTION = ("eager", "sdpa", "flex", "native")
 # token outside of the vocabulary, for example, or a projection to another width than the text's.
 _FITTING_DEFAULTS = ("paligemma",)
 _MOST_DIMENSIONS = 256  # of the states and actions of a dataset, which these models do not read
-_TINY = Path(__file__).parent / "tiny.yaml"
 
 
 def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
@@ -43,14 +42,15 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = _read_config(source, tiny=preset["tiny"])
+    tiny_configs = preset.get("names")
+    config = _read_config(source, tiny_configs)
     text = config.get_text_config()
     for part in {id(part): part for part in (config, text)}.values():
         part.use_cache = False  # of generation: recomputation would fill it twice
     tokens = preset["tokens"]
     with_images = hasattr(config, "vision_config")
     # Before the model is built, because one that is refused may be larger than the memory.
-    spec = _batch_spec(config, axes, source, tokens=tokens, tiny=preset["tiny"]) if with_images else None
+    spec = _batch_spec(config, axes, source, tokens=tokens, tiny=tiny_configs is not None) if with_images else None
     model_class = AutoModelForImageTextToText if with_images else AutoModelForCausalLM
     try:
         model = model_class.from_config(config, torch_dtype=torch.float32)
@@ -107,7 +107,7 @@ def _loss(output: Any) -> Tensor:
     return loss
 
 
-def _read_config(source: str, *, tiny: bool) -> Any:
+def _read_config(source: str, tiny_configs: Mapping[str, Any] | None) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if Path(source).is_dir():
@@ -117,11 +117,4 @@ def _read_config(source: str, *, tiny: bool) -> Any:
     if source not in CONFIG_MAPPING:
         hint = did_you_mean(source, CONFIG_MAPPING) or "a folder is written with a slash, as in hf:./config"
         raise ConfigurationError(Problem(f"policy hf:{source}", f"transformers has no model type {source!r}", hint))
-    settings = YAML(typ="safe").load(_TINY.read_bytes())
-    if tiny and source not in settings:
-        raise ConfigurationError(
-            Problem(
-                f"policy hf:{source}", "has no tiny config", f"one of {', '.join(settings)}, or a folder with a config.json"
-            )
-        )
-    return AutoConfig.for_model(source, **(settings[source] if tiny else {}))
+    return AutoConfig.for_model(source, **(deepcopy(tiny_configs[source]) if tiny_configs else {}))  # it may change them

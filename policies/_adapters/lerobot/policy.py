@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import benchbox
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
-from benchbox.registry.names import did_you_mean
 
 from .features import Features, import_lerobot
 from .pi import NAMES, build_pi
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 # Policies without language, and the name of their classes
 _WITHOUT_LANGUAGE = {"act": "ACT", "diffusion": "Diffusion"}
-_POLICIES = (*_WITHOUT_LANGUAGE, *NAMES, "smolvla")
 # Buffers that a module multiplies with activations, which torch does for one dtype only
 _PRODUCTS_WITH_BUFFERS = {"diffusion": ("pos_grid",)}
 _REFUSED = {"groot": "its constructor loads published weights from the model hub"}
@@ -38,20 +36,16 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     """Build a policy in float32 on torch's default device.
 
     Raises:
-        ConfigurationError: lerobot or a package that the policy needs is not installed, or lerobot has no such policy.
+        ConfigurationError: lerobot or a package that the policy needs is not installed.
         UnsupportedError: the policy cannot be built without a model hub, or from this version of lerobot.
     """
     if source in _REFUSED:
         raise UnsupportedError(f"lerobot:{source} cannot be built here: {_REFUSED[source]}")
-    if source not in _POLICIES:
-        raise ConfigurationError(
-            Problem(f"policy lerobot:{source}", "is not one that this adapter builds", did_you_mean(source, _POLICIES))
-        )
     try:
         if source in NAMES:
-            return build_pi(preset[source], axes, source)
+            return build_pi(preset["names"][source], axes, source)
         if source == "smolvla":
-            return build_smolvla(preset[source], axes)
+            return build_smolvla(preset["names"][source], axes)
         return _build_without_language(preset, axes, source)
     except ImportError as error:  # lerobot checks in constructors for what a policy needs, and says how to install it
         raise ConfigurationError(Problem(f"policy lerobot:{source}", str(error))) from None
@@ -60,7 +54,7 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
 def _build_without_language(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     features = Features(cameras=axes.cams, pixels=preset["pixels"], dims=preset["dims"])
     name = _WITHOUT_LANGUAGE[source]
-    config = features.config(source, name, pretrained_backbone_weights=None, **preset[source])
+    config = features.config(source, name, pretrained_backbone_weights=None, **preset["names"][source])
     policy_class = getattr(import_lerobot(f"lerobot.policies.{source}.modeling_{source}"), f"{name}Policy")
     inputs = partial(_inputs, features, single=config.n_obs_steps == 1)
     return benchbox.adapt(

@@ -53,16 +53,22 @@ def test_a_wrong_matrix_raises_what_the_command_says(tmp_path):
         ({"overrides": {"policy": "it's, mine"}}, r"unknown policy \"it's, mine\""),
         ({"only": "batch=9"}, "no cell has batch 9"),
         ({"options": "--bogus"}, "No such option: --bogus"),
-        ({"launches": 0}, "measure.launches must be at least 1, not 0"),
+        ({"launches": 0}, "^launches=0: give 1 or more$"),
+        ({"options": ["--launches", "0"]}, "^--launches 0: is no number of launches; give 1 or more, or auto$"),
+        ({"options": ["--launches", "many"]}, "^--launches many: is no number of launches"),
         ({"policy_dirs": "nowhere", "only": "batch=9"}, "no cell has batch 9"),
     ],
 )
-def test_arguments_reach_the_command_and_a_text_is_one_value_whatever_characters_it_has(tmp_path, arguments, message):
-    """An override is not split at its commas, and one text in place of a list not into its characters."""
+def test_arguments_reach_the_command_and_a_text_is_one_value_whatever_characters_it_has(tmp_path, arguments, message, capsys):
+    """An override is not split at its commas, and one text in place of a list not into its characters.
+
+    What is wrong is raised, and not printed as well.
+    """
     matrix = tmp_path / "api.yaml"
     matrix.write_text(MATRIX)
     with pytest.raises(ConfigurationError, match=message):
         benchbox.run(matrix, out=tmp_path / "run", **arguments)
+    assert "rror: " not in capsys.readouterr().out
 
 
 def test_a_matrix_of_a_policy_in_another_folder_is_found_without_a_run_directory(tmp_path, policy_dir, monkeypatch):

@@ -49,14 +49,14 @@ def test_set_and_only_narrow_what_is_printed(benchbox, matrix):
     result = benchbox(
         "plan", matrix, "--set", "checkpointing=false,axes.batch=[1,2,4]", "--set", "measure.launches=1", "--only", "batch=4"
     )
-    assert "2 cells x 1 launches = 2 launches" in result.stdout
+    assert "2 cells x 1 launch = 2 launches" in result.stdout
     assert "skipped" not in result.stdout.replace("0 skipped", "")
 
 
 def test_only_given_twice_selects_the_cells_for_which_both_hold(benchbox, matrix):
     sets = ("--set", "checkpointing=false")
     assert "4 cells x" in benchbox("plan", matrix, *sets).stdout
-    assert "1 cells x" in benchbox("plan", matrix, *sets, "--only", "batch=2", "--only", "backend=zero3").stdout
+    assert "1 cell x" in benchbox("plan", matrix, *sets, "--only", "batch=2", "--only", "backend=zero3").stdout
     dry_run = benchbox("run", matrix, *sets, "--dry-run", "--only", "batch=2", "--only", "backend=zero3")
     assert "0 launches are done, 3 would run" in dry_run.stdout
 
@@ -117,6 +117,31 @@ def test_a_plan_without_a_cell_that_can_run_still_says_why(matrix, capsys):
     assert "refuses activation checkpointing" in printed
 
 
+def test_a_plan_of_which_nothing_can_run_names_each_cell_and_ends_with_exit_code_2(benchbox, matrix):
+    """`plan --check` as well. The plans of other matrices are printed all the same."""
+    alone = "axes.backend=[zero3],axes.batch=[1]"
+    result = benchbox("plan", matrix, matrix, "--set", alone)
+    assert result.stdout.count("\n  backend=zero3: zero3 refuses activation checkpointing") == 2
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[0].startswith(f"error: {matrix}: no cell can run: zero3 refuses activation")
+    check = benchbox("plan", matrix, "--check", "--set", alone)
+    assert (check.returncode, check.stdout) == (2, "")
+    assert "no cell can run" in check.stderr
+    assert benchbox("plan", matrix, "--check").returncode == 0
+
+
+def test_cameras_that_the_data_lack_are_noted(matrix, capsys):
+    def printed(**overrides):
+        loaded = load_matrix(matrix, {"checkpointing": "false", **overrides}, [matrix.parent / "policies"])
+        print_plan(loaded, plan(loaded))
+        return " ".join(capsys.readouterr().out.split())
+
+    note = "the data have 4 cameras: with cams=7 the others are black and masked"
+    assert note in printed(cams="7")
+    assert "cameras:" not in printed(cams="4")
+    assert "cameras:" not in printed(cams="7", data="synthetic")
+
+
 def test_a_bundled_matrix_is_planned_by_its_name_from_an_empty_folder(benchbox):
     assert benchbox("plan", "fsdp_vs_zero2").stdout.startswith("fsdp_vs_zero2: in every cell policy=")
     unknown = benchbox("run", "fsdp_vs_zero", "--dry-run")
@@ -136,6 +161,7 @@ def test_walks_are_shown_with_the_largest_batch_that_theory_predicts(tmp_path, c
     first, second = planned.walks
     print_plan(loaded, planned, None, {first.cell_id: 48, second.cell_id: "no formula"})
     lines = capsys.readouterr().out.splitlines()
+    assert " tokenizer=bytes, batch=2 and up cell " in " ".join(" ".join(lines).split())
     assert next(line for line in lines if line.startswith("cell")).endswith("  predicted largest batch")
     assert next(line for line in lines if line.startswith(first.cell_id)).endswith("  48")
     assert next(line for line in lines if line.startswith(second.cell_id)).endswith("  no formula")

@@ -320,7 +320,7 @@ def test_verify_refuses_a_run_without_records_and_checks_the_figures_of_a_baseli
     assert benchbox("baseline", "promote", complete.path, "--out", tmp_path).returncode == EXIT_OK
     path = tmp_path / "example-cpu-2-cores" / "example.json"
     held = benchbox("verify", path)
-    assert (held.returncode, held.stdout.splitlines()[-1]) == (EXIT_OK, "1 cells, their figures follow from their launches")
+    assert (held.returncode, held.stdout.splitlines()[-1]) == (EXIT_OK, "1 cell, the figures follow from the launches")
     baseline = json.loads(path.read_text())
     baseline["cells"][CELL.cell_id]["values"]["step_time_s"]["value"] /= 2
     path.write_text(json.dumps(baseline))
@@ -345,7 +345,7 @@ def test_a_baseline_is_made_of_one_run(complete, tmp_path):
     assert refused.returncode == EXIT_USAGE
     assert refused.stderr.startswith("error: a baseline is made of one run; ")
     named = benchbox("baseline", "promote", complete.path, "--machine", "My Host", "--out", tmp_path / "b")
-    assert named.stdout.startswith(f"{tmp_path / 'b' / 'my-host' / 'example.json'}: 1 cells; commit it")
+    assert named.stdout.startswith(f"{tmp_path / 'b' / 'my-host' / 'example.json'}: 1 cell; commit it")
     checked = benchbox("check", complete.path, "--baseline", tmp_path / "b")
     assert "no baseline" in checked.stderr
     checked = benchbox("check", complete.path, "--baseline", tmp_path / "b", "--machine", "My Host")

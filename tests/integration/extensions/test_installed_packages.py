@@ -287,7 +287,7 @@ def test_a_plan_knows_the_limits_of_an_added_backend(third_party: ThirdParty) ->
     done = third_party.benchbox("plan", "acme.yaml")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "3 cells x 1 launches" in text
+    assert "3 cells x 1 launch" in text
     assert f"{BACKEND} has no bf16_pure recipe: gradients of 16-bit parameters need no compression" in text
 
 

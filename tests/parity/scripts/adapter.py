@@ -31,7 +31,7 @@ def main(folder):
         results[f"{name}.adapter"] = policy(batch).total.detach()
         results[f"{name}.lerobot"] = own_loss(name, policy, batch).detach()
     for name, preset in request["presets"].items():
-        policy = sys.modules[f"{PACKAGE}._adapters.lerobot.policy"].build({name: preset}, axes, name)
+        policy = sys.modules[f"{PACKAGE}._adapters.lerobot.policy"].build({"names": {name: preset}}, axes, name)
         loaded = policy.load_weights(folder / name / "weights")
         assert not loaded.unexpected, loaded.unexpected
         losses = policy(load_file(folder / name / "batch.safetensors"), per_sample=True)

@@ -370,10 +370,10 @@ def test_written_reports_and_estimates_of_a_run_read_the_peaks_and_links_of_its_
     store, record = RunStore(tmp_path / "run"), record_of()
     store.write_run(example_run([CELL]))
     store.write_record(record)
-    path = write_predictions(store.path, {CELL.cell_id: prediction(record)}, {})
+    write_predictions(store.path, {CELL.cell_id: prediction(record)}, {})
     assert "| step time | 165.1 ms | 217.0 ms | " in write_reports(store.path).markdown.read_text()
 
-    monkeypatch.setattr("benchbox.cli.predicting.predict_run", lambda *_: path)
+    monkeypatch.setattr("benchbox.cli.predicting.predict_run", lambda *_: {})
     command = ["estimate", str(store.path)]
     text = CliRunner().invoke(app, command, catch_exceptions=False).output
     assert "backend=ddp: step time confirmed\n  predicted 165.1 ms, measured 217.0 ms, error -23.93%; 1.3 times" in text

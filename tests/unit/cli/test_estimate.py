@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
-from benchbox.cli.predicting import predict_cells
+from benchbox.cli.predicting import PredictionFailure, predict_cells
 from benchbox.errors import ConfigurationError
 from benchbox.plan import plan as plan_cells
 from benchbox.spec import load_matrix
@@ -112,6 +112,49 @@ def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, esti
     assert len([*filled_cache.rglob("*.json")]) == len(cells) == 2
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Predict in this process, which has imported torch."""
+    monkeypatch.setattr("benchbox.cli.predicting._in_process", lambda function, *args, **options: function(*args, **options))
+
+
+@pytest.mark.usefixtures("cache", "in_this_process")
+def test_an_estimate_that_nobody_foresaw_to_fail_is_an_internal_error_after_all_cells_are_shown(tmp_path, monkeypatch):
+    """In text and as JSON. One that is unsupported is a result, and a plan and a run go on in either case."""
+    monkeypatch.chdir(tmp_path)
+    paths = []
+    for name, error in (("broken", "KeyError('no weights')"), ("refused", "UnsupportedError('not here')")):
+        folder = tmp_path / "policies" / name
+        folder.mkdir(parents=True)
+        (folder / "presets.yaml").write_text("tiny: {}\n")
+        source = f"from benchbox.errors import UnsupportedError\n\ndef build(preset, axes):\n    raise {error}\n"
+        (folder / "policy.py").write_text(source)
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(MATRIX.replace("vitra", name))
+    broken, refused = map(str, paths)
+    for options in ((), ("--format", "json")):
+        result = CliRunner().invoke(app, ["estimate", broken, *options])
+        assert result.output.count("the estimate failed: KeyError: 'no weights'") == 2
+        assert str(result.exception) == "2 of 2 predictions failed: the estimate failed: KeyError: 'no weights'"
+        assert result.exception.exit_code == 1
+    assert "the estimate failed" in invoke("plan", broken, "--estimate")
+    assert invoke("estimate", refused).count("no prediction: not here") == 2
+
+
+@pytest.mark.usefixtures("cache", "in_this_process")
+def test_a_walk_is_estimated_at_its_first_batch_and_up_to_the_largest_that_fits(matrix):
+    walk = ("estimate", matrix, "--only", "backend=ddp", "--set", "batch=null,axes.batch={search: max, start: 2, at_most: 64}")
+    walk = (*walk, "--set", "measure={steps: 3, warmup_steps: 3, memory_limit: 20 MiB}")
+    (first, *_), lines = json.loads(invoke(*walk, "--format", "json")), invoke(*walk).splitlines()
+    largest = first["largest_batch"]["batch"]
+    assert 2 < largest < 64
+    assert lines[0] == f"{first['cell_id']}  backend=ddp batch=2 and up"
+    assert " MiB at batch 2 in " in lines[1]
+    assert lines[2] == f"  largest batch predicted to fit in 20.0 MiB: {largest}"
+    unlimited = invoke(*walk, "--set", "measure.memory_limit=null", "--device", "cuda")
+    assert "  largest batch not predicted: the memory of the device is unknown" in unlimited.splitlines()
+
+
 def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
     """Also of a policy whose code ends the process that traces it."""
     for name, body in (("broken", "raise KeyError('no weights')"), ("fatal", "import os; os._exit(9)")):
@@ -188,8 +231,11 @@ def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatc
     predictions = {cell.cell_id: prediction_of(record) for cell, record in records.items()}
     predictions[CELL.cell_id]["peak_bytes"] //= 2
 
+    outcomes = {}
+
     def write(folder, _):
-        return write_predictions(folder, predictions, {})
+        write_predictions(folder, predictions, {})
+        return outcomes
 
     monkeypatch.setattr("benchbox.cli.predicting.predict_run", write)
     lines = invoke("estimate", str(tmp_path)).splitlines()
@@ -209,3 +255,7 @@ def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatc
             ConfigurationError, match="is a run directory: --set, --only, --simulate, --device, --accelerator and --link "
         ):
             CliRunner().invoke(app, ("estimate", str(tmp_path), *options), catch_exceptions=False)
+    outcomes |= {"a": "not supported", "b": PredictionFailure("the estimate failed: KeyError: 1")}
+    for options in ((), ("--format", "json")):
+        failed = CliRunner().invoke(app, ("estimate", str(tmp_path), *options))
+        assert str(failed.exception) == "1 of 2 predictions failed: the estimate failed: KeyError: 1"

@@ -13,7 +13,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from benchbox.cli.predicting import predict_cells, predict_in_process, predict_largest_batches, predict_run
+from benchbox.cli.predicting import predict_cells, predict_largest_batches, predict_run, rank_limit_bytes
 from benchbox.cli.prediction_cache import PredictionCache
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
@@ -182,9 +182,8 @@ def test_without_the_memory_of_a_device_no_largest_batch_is_predicted():
 @pytest.mark.parametrize(("limit", "total", "smaller"), [(40, 80, 40), (100, 80, 80), (None, 80, 80), (None, None, None)])
 def test_a_search_on_a_gpu_begins_below_its_limit_and_the_memory_of_the_device(limit, total, smaller, monkeypatch):
     monkeypatch.setattr("benchbox.cli.predicting.local_device", lambda: "cuda")
-    monkeypatch.setattr("benchbox.cli.predicting._in_process", lambda *_, **options: options)
     monkeypatch.setattr("benchbox.launch.capacity.device_memory_bytes", lambda: total)
-    assert predict_in_process([VALUE], (), 3, limit, 8)["limit_bytes"] == smaller
+    assert rank_limit_bytes(limit) == smaller
 
 
 @pytest.mark.parametrize(("cuda", "peak_bytes"), [(False, 100), (True, 200)])

@@ -63,6 +63,12 @@ APPENDED = [
     ),
     ("data: {tokenizer: 3}", "m.yaml:8:19: data.tokenizer must be text, not 3; put it in quotes"),
     ("data: {tokenizer: bytes, worker: 2}", "m.yaml:8:26: unknown key 'worker'; did you mean 'workers'?"),
+    ("steps: 100", "m.yaml:8:1: unknown key 'steps'; it belongs to measure: write measure.steps"),
+    ("lr: 0.001", "m.yaml:8:1: unknown key 'lr'; it belongs to optim: write optim.lr"),
+    (
+        "measure: {memory_limit: 80000}",
+        "m.yaml:8:25: memory_limit is 80000 bytes, in which no rank trains; give it with a unit, as in 40 GiB or 512 MiB",
+    ),
     ("measure: {step: 3}", "m.yaml:8:11: unknown key 'step'; did you mean 'steps'?"),
     ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),
     ("optim: {betas: [0.9]}", "m.yaml:8:16: optim.betas must have 2 values, and has 1"),

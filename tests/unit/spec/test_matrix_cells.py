@@ -217,7 +217,8 @@ def test_the_shipped_matrices_load():
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1.5 GB", 1_500_000_000), ("2KB", 2_000), ("512 MiB", 2**29), ("3TiB", 3 * 2**40), ("4096", 4096)]
+    ("text", "size"),
+    [("1.5 GB", 1_500_000_000), ("2000KB", 2_000_000), ("512 MiB", 2**29), ("3TiB", 3 * 2**40), ("1048576", 2**20)],
 )
 def test_units_of_memory_are_decimal_without_an_i(load, text, size):
     assert load(GOOD + f"measure: {{memory_limit: {text}, warmup_steps: 3}}\n").measure.memory_limit == size

@@ -87,6 +87,30 @@ def test_what_is_no_policy_is_refused_at_its_place(project):
     assert f"{project}/matrix.yaml:7:17: models/half is not a policy: it lacks presets.yaml" in half
 
 
+def test_a_file_is_no_policy_and_says_what_one_is(project, monkeypatch):
+    """The file is named by its path, by its name beside the matrix, and by its name in the working directory."""
+    (project / "mlp_policy.py").touch()
+    (by_path,) = refused(project, "policy: ./mlp_policy.py\n")
+    what = "a policy is a folder with policy.py and presets.yaml"
+    assert f"matrix.yaml:7:9: ./mlp_policy.py is not a policy: it is a file, and {what}; it is looked for in " in by_path
+    (by_name,) = refused(project, "policy: mlp_policy.py\n")
+    assert f"matrix.yaml:7:9: unknown policy 'mlp_policy.py'; {project}/mlp_policy.py is a file, and {what}" in by_name
+    monkeypatch.chdir(project)
+    (by_option,) = refused(project, "policy: pi0\n", policy="mlp_policy.py")
+    assert by_option == f"--set policy=mlp_policy.py: unknown policy 'mlp_policy.py'; mlp_policy.py is a file, and {what}"
+
+
+def test_a_folder_without_a_slash_is_said_how_to_be_named(project, monkeypatch):
+    (project / "models" / "matrices").mkdir()
+    (beside,) = refused(project, "axes: {policy: [pi0, models]}\n")
+    assert "matrix.yaml:7:22: unknown policy 'models'; write ./models: the path of a folder has a slash" in beside
+    monkeypatch.chdir(project / "models")
+    (here,) = refused(project, "policy: mine\n")
+    assert "matrix.yaml:7:9: unknown policy 'mine'; write models/mine: the path" in here
+    (option,) = refused(project, "policy: pi0\n", policy="mine")
+    assert option == "--set policy=mine: unknown policy 'mine'; write ./mine: the path of a folder has a slash"
+
+
 def test_a_folder_may_not_take_the_name_of_another_policy(project):
     shutil.copytree(project / "models" / "mine", project / "models" / "pi0")
     (taken,) = refused(project, "policy: models/pi0\n")
@@ -133,6 +157,52 @@ def test_an_adapter_is_named_before_a_colon(project):
     assert "matrix.yaml:7:9: policy 'hf:' names nothing to adapt; write hf:NAME" in empty
     (missing,) = refused(project, "policy: hf:configs/qwen\n")
     assert "matrix.yaml:7:9: configs/qwen of policy hf:configs/qwen does not exist" in missing
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"),
+    [
+        ("lerobot:pi5", "adapter lerobot has no policy 'pi5' at size tiny; did you mean 'pi05'?"),
+        ("hf:gwen3", "adapter hf has no policy 'gwen3' at size tiny; did you mean 'qwen3'?"),
+        ("diffusers:unet", "adapter diffusers has no policy 'unet' at size tiny; one of dit"),
+    ],
+)
+def test_a_misspelt_name_of_an_adapter_is_refused_at_its_place(project, policy, hint):
+    (refusal,) = refused(project, f"axes: {{policy: [pi0, '{policy}']}}\n")
+    assert f"matrix.yaml:7:22: {hint}" in refusal
+    (refusal,) = refused(project, "policy: pi0\n", policy=policy)
+    assert refusal == f"--set policy={policy}: {hint}"
+    path = project / "train.yaml"
+    path.write_text(f"{MATRIX}policy: {policy}\nsteps: 2\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_train(path)
+    assert str(caught.value) == f"{path}:7:9: {hint}"
+
+
+def test_a_model_type_that_is_known_only_when_it_is_built_passes(project):
+    """Size full has every model type of transformers."""
+    (cell,) = load(project, "policy: hf:olmo\n", size="full").cells()
+    assert cell.policy == "hf:olmo"
+
+
+def test_a_folder_of_an_adapter_without_a_slash_is_said_how_to_be_named(project, monkeypatch):
+    monkeypatch.chdir(project)
+    (refusal,) = refused(project, "policy: hf:models\n")
+    assert (
+        "matrix.yaml:7:9: adapter hf has no policy 'models' at size tiny; a folder is written with a slash: hf:./models"
+        in refusal
+    )
+
+
+@pytest.mark.parametrize(("policy", "size"), [("hf:qwen3", "tiny"), ("hf:qwen3", "full"), ("diffusers:dit", "tiny")])
+def test_a_policy_that_generates_its_batches_is_refused_on_a_dataset(project, policy, size):
+    (refusal,) = refused(project, f"policy: {policy}\n", data="sample", size=size)
+    assert refusal == f"--set data=sample: policy {policy} generates its batches, and reads no dataset; write data: synthetic"
+    path = project / "train.yaml"
+    path.write_text(MATRIX.replace("synthetic", "sample") + f"policy: {policy}\nsteps: 2\n")
+    with pytest.raises(ConfigurationError, match=r"train.yaml:6:7: policy .* generates its batches"):
+        load_train(path)
+    assert load(project, "policy: hf:paligemma\n", data="sample")
 
 
 def test_the_config_of_an_adapter_is_relative_to_the_matrix_and_part_of_the_fingerprint(project, monkeypatch):

@@ -68,7 +68,7 @@ def test_an_axis_on_the_command_line_varies_a_field_of_a_training_file(write, po
     ("text", "line"),
     [
         (TRAINING.replace("{every: 2}", "{evry: 2}"), "t.yaml:9:14: unknown key 'evry'; did you mean 'every'?"),
-        (TRAINING + "axes: {backend: [ddp]}\n", "t.yaml:8:1: unknown key 'steps'"),
+        (TRAINING + "axes: {backend: [ddp]}\n", "t.yaml:8:1: unknown key 'steps'; it belongs to measure: write measure.steps"),
     ],
 )
 def test_its_training_keys_are_checked_and_a_matrix_has_none(write, policies, tmp_path, text, line):

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from ruamel.yaml import YAML
 from transformers import Gemma2ForCausalLM
 
 from benchbox.adapters.unused import _batch
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.contracts import Axes
-from benchbox.registry.policies import adapters, build_policy
+from benchbox.registry.policies import build_policy, policy_entry
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import DataSpec
 from tests.support.foreign import built_directly, foreign_cell, materialised
 
-TYPES = sorted(YAML(typ="safe").load((adapters()["hf"] / "tiny.yaml").read_bytes()))
+PRESET = policy_entry("hf:llama").presets["tiny"]
+TYPES = sorted(PRESET["names"])
 
 
 def build(source, size="tiny", **axes):
@@ -39,6 +39,7 @@ def test_every_tiny_config_trains_all_its_parameters_and_is_checkpointed(kind):
         assert [name for name, p in policy.named_parameters() if p.grad is None] == []
         gradients.append([p.grad for p in policy.parameters()])
     assert sum(type(module).__name__ == "CheckpointWrapper" for module in policy.modules()) >= 2
+    assert (policy.own_samples(0) is not None) == (kind in PRESET["synthetic"])  # planning reads the latter
     for first, second in zip(*gradients, strict=True):
         torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
 
@@ -173,8 +174,8 @@ def test_a_config_folder_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("lama", "policy hf:lama: transformers has no model type 'lama'; did you mean 'llama'?"),
-        ("olmo", "policy hf:olmo: has no tiny config; one of "),
+        ("lama", "adapter hf has no policy 'lama' at size tiny; did you mean 'llama'?"),
+        ("olmo", "adapter hf has no policy 'olmo' at size tiny; one of "),
         (str(Path(__file__).parent), "there is no config.json in this folder"),
     ],
 )
@@ -182,6 +183,12 @@ def test_what_is_no_model_is_refused(source, message):
     with pytest.raises(ConfigurationError) as caught:
         build(source)
     assert message in str(caught.value)
+
+
+def test_a_model_type_that_transformers_lacks_is_refused():
+    with pytest.raises(ConfigurationError) as caught:
+        build("lama", size="full")
+    assert str(caught.value) == "policy hf:lama: transformers has no model type 'lama'; did you mean 'llama'?"
 
 
 def test_a_model_of_another_kind_is_refused():

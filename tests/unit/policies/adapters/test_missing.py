@@ -22,8 +22,8 @@ def test_a_policy_that_needs_a_model_hub_is_refused():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lerobot:actt", "policy lerobot:actt: is not one that this adapter builds; did you mean 'act'?"),
-        ("diffusers:unet", "policy diffusers:unet: is not one that this adapter builds; diffusers:dit"),
+        ("lerobot:actt", "adapter lerobot has no policy 'actt' at size tiny; did you mean 'act'?"),
+        ("diffusers:unet", "adapter diffusers has no policy 'unet' at size tiny; one of dit"),
         ("flax:x", "unknown adapter 'flax' in policy 'flax:x'; one of diffusers, hf, lerobot"),
     ],
 )
