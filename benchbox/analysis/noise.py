@@ -196,8 +196,14 @@ def _deviations_of_t(freedom: float) -> float:
 
 
 def noise_of_matrix(noises: Mapping[str, Noise], matrix: str) -> Noise | None:
-    """Return the noise of a matrix, else the largest of the machine's other matrices, or None."""
-    return noises.get(matrix) or max(noises.values(), key=lambda noise: noise_floor(noise, 10), default=None)
+    """Return the noise of a matrix on its machine, or None: cells of other matrices differ in how their times scatter."""
+    return noises.get(matrix)
+
+
+def describe_missing_floor(noises: Mapping[str, Noise], matrix_file: str) -> str:
+    """Return that the noise floor of a matrix was not measured, which ones of this machine are not used, and the remedy."""
+    others = f" for this matrix (that of {', '.join(sorted(noises))} is of other cells and not used)" if noises else ""
+    return f"not measured{others}; `benchbox noise {matrix_file}` measures it"
 
 
 def describe_floor(noise: Noise, launches: int) -> str:

@@ -87,7 +87,7 @@ def compare_sides(
 
 
 def _noise_of(figures: RunFigures) -> Noise | None:
-    """Return the noise that was measured on the machine of a run, on its matrix if there is one."""
+    """Return the noise that was measured of the matrix of a run on its machine, or None."""
     machine = figures.environment.get("machine")
     return noise_of_matrix(read_noise(slug(str(machine))), figures.matrix) if machine else None
 

@@ -46,8 +46,8 @@ def check(
     than in the baseline, or a cell of the baseline that is skipped now. The verdict is `missing` when nothing is breached but
     something cannot be judged, as on a machine without a baseline: exit code 4, as for a breach. It is `inconclusive` when
     launches do not settle whether a metric is worse than the baseline's, or a difference is within the noise floor of the
-    machine (`benchbox noise`): exit code 0, and 5 with --strict. Breaches that a threshold accepts for a while, or of severity
-    `warning`, are printed and fail nothing.
+    matrix on this machine (`benchbox noise`): exit code 0, and 5 with --strict. Breaches that a threshold accepts for a while,
+    or of severity `warning`, are printed and fail nothing.
 
     Of JSON of pytest-benchmark, every ratio that a test recorded is checked against <machine>/perf.json: a breach is more than
     the spread of the baseline's runs explains. Without a baseline of this machine they are inconclusive.
@@ -76,7 +76,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
 
     from benchbox.analysis.baseline import find_baseline, slug
     from benchbox.analysis.gate import gate
-    from benchbox.analysis.noise import describe_floor, noise_of_matrix
+    from benchbox.analysis.noise import describe_floor, describe_missing_floor, noise_of_matrix
     from benchbox.analysis.summary import summarize
     from benchbox.report.gate.view import GateView, threshold_lines
     from benchbox.spec.threshold_section import load_thresholds
@@ -96,10 +96,11 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
         notes = [f"largest batches are not compared: {lookup.remedy}"]
     if is_relative and lookup.baseline is not None:
         machine = slug(str(lookup.baseline.environment.get("machine")))  # which the run has too, whatever its folder is called
-        noise = noise_of_matrix(read_noise(machine), run.name)
+        noises = read_noise(machine)
+        noise = noise_of_matrix(noises, run.name)
         lookup = replace(lookup, noise=noise)
         if noise is None:
-            notes = [f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it"]
+            notes = [f"noise floor of {machine}: {describe_missing_floor(noises, run.matrix_file)}"]
         else:
             floor = describe_floor(noise, run.launches)
             notes = [f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})"]

@@ -26,6 +26,7 @@ class Subject:
     metadata: Mapping[str, Any]  # for programs
     facts: Sequence["RankFacts"]
     failure: str | None = None  # of the subject itself, whatever the rules find
+    note: str | None = None  # what no rule could look at, to be read after "found: nothing"
 
 
 def check_recipe(name: str) -> None:
@@ -60,11 +61,14 @@ def checkpoint_subject(path: Path, *, recipe: str | None) -> Subject:
 
     if recipe is not None:
         check_recipe(recipe)
+    facts = _with_contract(read_checkpoint(path), recipe)
+    has_optimizer = any(rank.stepped or rank.opaque for rank in facts)
     return Subject(
         name=str(path),
         title=f"checkpoint {path}",
         metadata={"kind": "checkpoint", "path": str(path), "recipe": recipe},
-        facts=_with_contract(read_checkpoint(path), recipe),
+        facts=facts,
+        note=None if has_optimizer else "no optimizer state: the precision of training was not judged",
     )
 
 

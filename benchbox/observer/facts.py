@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FACTS_VERSION = 1
+# After one or two steps a moment may be a gradient times a power of two, and that gradient may come from bfloat16.
+MIN_STEPS_BEFORE_LATER = 3
 # Collectives that sum over ranks
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
@@ -84,6 +86,9 @@ class UpdateStatistics:
     # Share exactly representable in bfloat16, of "weight", exp_avg, ... in float32, among the non-zero elements whose moments
     # show an earlier gradient. Elements that were never updated keep their initial values, whatever their precision.
     bf16_valued: dict[str, float] = field(default_factory=dict)
+    # The same two of the moments, before the first later probed step that three steps came before: None and empty without one.
+    steps_before_later: int | None = None
+    bf16_valued_later: dict[str, float] = field(default_factory=dict)
     live_differs_first: float | None = None  # live != cast(stepped) before the first observed step
     live_differs: float | None = None  # the same after steps: the maximum
 

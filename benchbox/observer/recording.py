@@ -130,7 +130,7 @@ class StepRecorder:
             link = self.state.links.get(id(tensor))
             if link is not None and link.live is not None:
                 probe.compare_live(tensor, link.live, before_first_step=step == 1)
-            probe.before_step(optimizer, group, tensor, optimizer.state.get(tensor, {}))
+            probe.before_step(optimizer, group, tensor, optimizer.state.get(tensor, {}), step)
             if tensor.grad is not None:
                 kind = "gradient" if self.state.is_live(tensor) else "master_gradient"
                 self.state.census.count(kind, tensor, tensor.grad)

@@ -95,7 +95,10 @@ class Cell:
     backend: BackendName = field(metadata=about("How parameters are sharded and gradients reduced."))
     world_size: Count = field(metadata=about("Ranks of a process group."))
     batch: Batch = field(metadata=about("Samples per rank and micro-step."))
-    cams: Count = field(default=1, metadata=about("Cameras of every sample."))
+    cams: Count = field(
+        default=1,
+        metadata=about("Cameras of every sample: the first of the dataset, in its order; those it lacks are black and masked."),
+    )
     attention: AttentionKernel = field(
         default="sdpa", metadata=about("How attention is computed; flex needs a GPU, native is whatever the policy runs.")
     )

@@ -56,16 +56,23 @@ class SpikeFile(Strict):
 
 class OptimFile(Strict):
     lr: NonNegative = _OPTIM.lr
+    """Peak learning rate."""
     betas: Betas = Field(default=list(_OPTIM.betas))
+    """Decay of the moments per step."""
     eps: Positive = _OPTIM.eps
+    """Term that is added to the root of the second moment."""
     weight_decay: NonNegative = _OPTIM.weight_decay
+    """Weight decay; parameters whose role exempts them have none."""
     head_lr: NonNegative = ABSENT
     """Learning rate of the action head; that of the other parameters when it is absent."""
     max_grad_norm: Positive = _OPTIM.max_grad_norm
+    """Norm to which larger gradients are clipped."""
     schedule: Literal["constant", "warmup_constant", "warmup_cosine", "wsd"] = _OPTIM.schedule
     """wsd: warm-up, a stable phase, and a decay at the end."""
     warmup_steps: Steps = _OPTIM.warmup_steps
+    """Steps in which the learning rate rises to lr; constant has none."""
     total_steps: Annotated[Steps, Field(ge=1)] = _OPTIM.total_steps
+    """Step at which warmup_cosine and wsd have come down to final_lr."""
     final_lr: NonNegative = _OPTIM.final_lr
     """Learning rate at the end of warmup_cosine and wsd."""
     decay_steps: Count = ABSENT

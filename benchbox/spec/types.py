@@ -79,7 +79,11 @@ def reject_search(value: Any) -> Any:
 
 
 def _parse_fraction(value: Any) -> Any:
-    """Read `5%` or 0.05."""
+    """Read `5%` or 0.05. A bare 5 is more likely 5% than 500%, and is refused."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1:
+        raise refusal(
+            f"{value:g} is {100 * value:g}%", f"write {value:g}% or {value / 100:g}, and {100 * value:g}% if that is meant"
+        )
     if not isinstance(value, str):
         return value
     try:
@@ -117,10 +121,12 @@ def _suggest(names: Iterable[str]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"enum": sorted(names)}, {"type": "string"}]})
 
 
+# Of a number `_parse_fraction` takes less than 1; a text has no bound.
+_FRACTION_SCHEMA = WithJsonSchema({"type": ["number", "string"], "minimum": 0, "exclusiveMaximum": 1})
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 ShardSize = Annotated[int, Field(ge=2, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0), WithJsonSchema({"type": ["number", "string"]})]
+Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0), _FRACTION_SCHEMA]
 ByteCount = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1, lt=2**53), WithJsonSchema({"type": ["integer", "string"]})]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]
 Size = Annotated[str, AfterValidator(_check_size)]

@@ -260,6 +260,15 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP502": [
         ("the weights are BXP501's", ranks_stepping(tensor(bf16_valued={"weight": 1.0}))),
         ("without momentum", ranks_stepping(tensor(bf16_valued={"exp_avg": 1.0}, betas=(0.0, 0.999)))),
+        ("a beta1 of 0.5", ranks_stepping(tensor(bf16_valued_later={"exp_avg": 1.0}, betas=(0.5, 0.999)))),
+        ("nearly all, later", ranks_stepping(tensor(bf16_valued_later={"exp_avg": 0.99, "exp_avg_sq": 0.99}))),
+        (
+            "not compared after steps",
+            ranks_stepping(tensor(bf16_valued_later={"exp_avg": 1.0}, steps_before=0, steps_before_later=None), tensor(NORM)),
+        ),
+        ("no step in between", ranks_stepping(tensor(bf16_valued_later={"exp_avg": 1.0}, steps_before_later=10))),
+        ("too few elements, later", ranks_stepping(tensor(bf16_valued_later={"exp_avg": 1.0}, **FEW), tensor(NORM))),
+        ("moments in bfloat16", ranks_stepping(tensor(bf16_valued_later={"exp_avg": 1.0}, state=HALF_MOMENTS))),
         ("at the first step", ranks_stepping(tensor(bf16_valued={"exp_avg": 1.0}, steps_before=0), tensor(NORM))),
     ],
     "BXP503": [("the step counter", loading(held=single_dtypes(MOMENTS | {"step": "float64"})))],

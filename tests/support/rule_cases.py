@@ -78,6 +78,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("0.999", "error", ranks_stepping(tensor(state=HALF_MOMENTS))),
         ("exactly 1 - 2^-9", "error", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 1 - 2.0**-9)))),
         ("0.998", "warning", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.998)))),
+        ("rounded after every step", "error", ranks_stepping(tensor(bf16_valued_later={"exp_avg_sq": 1.0}))),
     ],
     "BXP202": [
         ("float32 weights at a low beta2", "info", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.95)))),
@@ -213,6 +214,11 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
             "the second moment, without momentum",
             "warning",
             ranks_stepping(tensor(bf16_valued={"exp_avg_sq": 1.0}, betas=(0.0, 0.999))),
+        ),
+        (
+            "rounded after every step of a training that was not resumed",
+            "warning",
+            ranks_stepping(tensor(bf16_valued_later={"exp_avg": 1.0}, bf16_valued={}, steps_before=0, steps_before_later=3)),
         ),
     ],
     "BXP503": [

@@ -23,6 +23,8 @@ _MAX_LOCATIONS = 3
 # Kinds of locations that decide in which dtype weights and their state are stored.
 CAST_OR_BUILT = ("cast", "default dtype", "optimizer")
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
+# In smaller tensors all elements may be exact in bfloat16 by chance.
+MIN_ELEMENTS = 64
 
 
 class RuleViolation(NamedTuple):
@@ -33,6 +35,7 @@ class RuleViolation(NamedTuple):
     rank: int
     evidence: dict[str, Any]
     title: str | None = None  # None: the title of the rule
+    repair: str | None = None  # None: the repair of the rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,8 @@ class Rule:
 
     def findings(self, facts: Sequence[RankFacts]) -> Iterator[Finding]:
         """Yield what the rule finds, with the repair for the library that trains."""
-        repair = "; ".join(filter(None, (select_repair(self.repairs, facts) or self.repair, self.afterwards)))
-        for severity, where, rank, evidence, title in self.check(facts):
+        of_rule = "; ".join(filter(None, (select_repair(self.repairs, facts) or self.repair, self.afterwards)))
+        for severity, where, rank, evidence, title, repair in self.check(facts):
             yield Finding(
                 code=self.code,
                 severity=severity,
@@ -74,7 +77,7 @@ class Rule:
                 where=where,
                 rank=rank,
                 evidence=evidence,
-                repair=repair,
+                repair=repair or of_rule,
                 locations=tuple(self._locations(facts)),
             )
 
@@ -125,6 +128,22 @@ def tensor_violations(
 def is_lossy(tensor: SteppedTensor) -> bool:
     """Return whether the part of an update that rounding removes is lost for this tensor."""
     return tensor.dtype in SIXTEEN_BIT and tensor.compensation is None
+
+
+def moments_seen_between_steps(tensor: SteppedTensor) -> bool:
+    """Return whether moments were compared with bfloat16 after observed steps that changed them."""
+    numbers = tensor.numbers
+    return (numbers.steps_before_later or 0) > (numbers.steps_before or 0) and tensor.elements >= MIN_ELEMENTS
+
+
+def moments_rounded_between_steps(tensor: SteppedTensor) -> list[str]:
+    """Return names of the float32 moments of Adam that something rounds to bfloat16 after every step."""
+    if not moments_seen_between_steps(tensor):
+        return []
+    # At a beta1 of 0 or 0.5 the first moment of a row that had one gradient is that gradient times a power of two.
+    names = ["exp_avg", "exp_avg_sq"] if tensor.betas is None or tensor.betas[0] > 0.5 else ["exp_avg_sq"]
+    shares = tensor.numbers.bf16_valued_later
+    return [name for name in names if shares.get(name) == 1.0 and tensor.state.get(name) == "float32"]
 
 
 def stepped_evidence(tensors: Sequence[tuple[int, SteppedTensor]]) -> dict[str, Any]:

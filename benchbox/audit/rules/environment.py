@@ -36,6 +36,11 @@ _SENSITIVE_BUFFERS = (
 # Statistics by their own name, if they are inside a module called a normaliser.
 _NORMALISER = re.compile(r"(un|de|re)?normali[sz]|standardi[sz]|whiten", re.IGNORECASE)
 _STATISTICS = frozenset({"mean", "std", "var", "min", "max", "scale", "offset", "shift", "q01", "q99", "q10", "q90"})
+_LEAVE_AUTOCAST_OFF = (
+    'leave autocast off (accelerate\'s mixed_precision="no", no torch.autocast around the forward pass), or declare '
+    "computation under autocast (recipe fp32_autocast)"
+)
+_REMOVE_CASTS = "remove the casts of parameters and inputs to 16 bits, or declare the dtype that is meant (another recipe)"
 # Least share of the matrix products of a forward pass; some may be float32 on purpose.
 _MIN_SHARE = 0.5
 
@@ -46,14 +51,15 @@ def _autocast(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         products = rank_facts.products
         total = sum(products.values())
         observed = {"products": _product_counts(products), "autocast": _autocast_state(rank_facts)}
+        if rank_facts.autocast is not None and rank_facts.autocast.active and _declares_no_autocast(rank_facts):
+            evidence = {"requested": f"{requested or 'none'}, by {source}", **observed}
+            title = "autocast is active though it was not requested"
+            yield RuleViolation("warning", "forward pass", rank_facts.rank, evidence, title, _LEAVE_AUTOCAST_OFF)
+            return
         if requested is not None and total and products.get(requested, 0) < _MIN_SHARE * total:
             evidence = {"requested": f"{requested}, by {source}", **observed}
-            yield RuleViolation("warning", "forward pass", rank_facts.rank, evidence)
-            return
-        if rank_facts.autocast is not None and rank_facts.autocast.active and _declares_no_autocast(rank_facts):
-            evidence = {"requested": f"none, by {source}", **observed}
-            title = "autocast is active though it was not requested"
-            yield RuleViolation("warning", "forward pass", rank_facts.rank, evidence, title)
+            repair = _REMOVE_CASTS if requested == "float32" else None
+            yield RuleViolation("warning", "forward pass", rank_facts.rank, evidence, repair=repair)
             return
 
 

@@ -11,6 +11,7 @@ from benchbox.audit.rules.base import (
     Rule,
     RuleViolation,
     abbreviate,
+    moments_rounded_between_steps,
     names_evidence,
     round_share,
     tensor_violations,
@@ -35,7 +36,8 @@ _FAST_BETA2 = 0.995
 
 
 def _stall_severity(tensor: SteppedTensor) -> Severity | None:
-    if tensor.state.get(_SECOND_MOMENT) != "bfloat16" or tensor.betas is None:
+    is_rounded = tensor.state.get(_SECOND_MOMENT) == "bfloat16" or _SECOND_MOMENT in moments_rounded_between_steps(tensor)
+    if not is_rounded or tensor.betas is None:
         return None
     decay = 1.0 - tensor.betas[1]
     if decay <= _ALWAYS_STALLS:
@@ -43,12 +45,17 @@ def _stall_severity(tensor: SteppedTensor) -> Severity | None:
     return "warning" if decay < _MAY_STALL else None
 
 
+def _storage(tensor: SteppedTensor) -> str:
+    is_rounded = _SECOND_MOMENT in moments_rounded_between_steps(tensor)
+    return "float32, rounded to bfloat16 after every step" if is_rounded else "bfloat16"
+
+
 def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         stalled = [t.numbers.second_moment_stalled for t in tensors if t.numbers.second_moment_stalled is not None]
         measured = {"share of v that cannot decay": round_share(max(stalled))} if stalled else {}
         return {
-            "state": f"{_SECOND_MOMENT} in bfloat16",
+            "state": "; ".join(dict.fromkeys(f"{_SECOND_MOMENT} in {_storage(tensor)}" for tensor in tensors)),
             "beta2": sorted({t.betas[1] for t in tensors if t.betas}),
         } | measured
 
@@ -153,7 +160,10 @@ RULES = (
             "v * beta2 rounds back to v: v only ever rises, so after gradients fall the steps stay too small; "
             "at beta2 0.999 every mantissa is affected, at 0.998 most, at 0.996 none"
         ),
-        measurement="dtype of exp_avg_sq after the step, and beta2 of the parameter group it belongs to, on all ranks",
+        measurement=(
+            "dtype of exp_avg_sq after the step, and whether bfloat16 holds all of a float32 one exactly before a later "
+            "observed step; beta2 of the parameter group it belongs to; on all ranks"
+        ),
         repair="keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less",
         locations=CAST_OR_BUILT,
         references=("OpenTau#181", "AReaL#1292"),

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.base import Rule, RuleViolation, abbreviate, rms_update, round_share, tensor_violations
+from benchbox.audit.rules.base import (
+    MIN_ELEMENTS,
+    Rule,
+    RuleViolation,
+    abbreviate,
+    moments_rounded_between_steps,
+    moments_seen_between_steps,
+    rms_update,
+    round_share,
+    tensor_violations,
+)
+from benchbox.observer.facts import MIN_STEPS_BEFORE_LATER
 from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
@@ -13,8 +24,6 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Severity
     from benchbox.observer.facts import RankFacts, SteppedTensor
 
-# In smaller tensors all elements may be exact in bfloat16 by chance.
-_MIN_ELEMENTS = 64
 # The first step of a warm-up may have a rate of zero, and leave weights at their initial values.
 _MIN_STEPS_BEFORE = 2
 # Root mean square of updates that change any float32 weight up to 4: early in a warm-up none may.
@@ -24,7 +33,7 @@ _ALL = 1.0
 
 def _was_updated(tensor: SteppedTensor) -> bool:
     """Return whether real updates came before the first observed step, so that weights no longer have their initial values."""
-    enough = (tensor.numbers.steps_before or 0) >= _MIN_STEPS_BEFORE and tensor.elements >= _MIN_ELEMENTS
+    enough = (tensor.numbers.steps_before or 0) >= _MIN_STEPS_BEFORE and tensor.elements >= MIN_ELEMENTS
     update = rms_update(tensor.numbers)
     return enough and tensor.lr != 0.0 and (update is None or update >= _EFFECTIVE_UPDATE)
 
@@ -32,10 +41,17 @@ def _was_updated(tensor: SteppedTensor) -> bool:
 def _nothing_resumed(facts: Sequence[RankFacts]) -> str | None:
     if not any(_was_updated(tensor) for _, tensor in all_stepped_tensors(facts)):
         return (
-            f"nothing was resumed: no tensor of {_MIN_ELEMENTS} elements or more had {_MIN_STEPS_BEFORE} effective steps "
+            f"nothing was resumed: no tensor of {MIN_ELEMENTS} elements or more had {_MIN_STEPS_BEFORE} effective steps "
             "before the first observed one"
         )
     return None
+
+
+def _moments_unseen(facts: Sequence[RankFacts]) -> str | None:
+    if any(moments_seen_between_steps(tensor) for _, tensor in all_stepped_tensors(facts)):
+        return None
+    reason = _nothing_resumed(facts)
+    return reason and f"{reason}; nor were moments compared after {MIN_STEPS_BEFORE_LATER} steps"
 
 
 def _rederived(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
@@ -55,6 +71,21 @@ def _rederived(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
 
 
 def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    yield from _moments_rounded_on_resume(facts)
+    for violation in tensor_violations(
+        facts,
+        lambda tensor: "warning" if moments_rounded_between_steps(tensor) else None,
+        lambda tensors: {
+            "state": abbreviate(name for tensor in tensors for name in moments_rounded_between_steps(tensor)),
+            "share that bfloat16 holds exactly": _ALL,
+            "steps before they were compared": max(tensor.numbers.steps_before_later or 0 for tensor in tensors),
+        },
+    ):
+        title = "moments are float32 by type, and rounded to bfloat16 after every step"
+        yield violation._replace(title=title, repair="write moments back in float32, without a cast to bfloat16 between steps")
+
+
+def _moments_rounded_on_resume(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def bf16_valued_moments(tensor: SteppedTensor) -> list[str]:
         shares = tensor.numbers.bf16_valued.items()
         names = [name for name, share in shares if share == _ALL and tensor.state.get(name) == "float32"]
@@ -62,6 +93,8 @@ def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         return [name for name in names if name != "exp_avg" or tensor.betas is None or tensor.betas[0] > 0.0]
 
     def severity(tensor: SteppedTensor) -> Severity | None:
+        if moments_rounded_between_steps(tensor):
+            return None
         return "warning" if _was_updated(tensor) and bf16_valued_moments(tensor) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
@@ -134,12 +167,15 @@ RULES = (
         title="moments are float32 by type and bfloat16 by value",
         severity="warning",
         rationale="they were rounded to bfloat16 in a checkpoint or a cast",
-        measurement="share of float32 moments that bfloat16 holds exactly, after steps were taken",
+        measurement=(
+            "share of float32 moments that bfloat16 holds exactly, before the first observed step of a resumed run, and before "
+            "a later one of any run"
+        ),
         repair="save and load optimizer state in float32, and avoid the cast of load_state_dict to the parameter's dtype",
         references=("OpenTau#184", "speculators#899"),
         sections=("stepped",),
         check=_rounded_moments,
-        missing_evidence=_nothing_resumed,
+        missing_evidence=_moments_unseen,
     ),
     Rule(
         code="BXP503",

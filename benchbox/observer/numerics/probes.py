@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..facts import UpdateStatistics
+from ..facts import MIN_STEPS_BEFORE_LATER, UpdateStatistics
 from ..introspect.masters import detect_compensation, has_known_arithmetic
 from ..introspect.tensors import dtype_name, is_plain, local_shard
 from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample, sample_view
@@ -61,7 +61,9 @@ class TensorProbe:
         self.live_differs_first = WeightedShare()
         self.live_differs: float | None = None
         self.steps_before: int | None = None
-        self.bf16_valued: dict[str, WeightedShare] = defaultdict(WeightedShare)
+        self.bf16_valued: dict[str, WeightedShare] = {}
+        self.steps_before_later: int | None = None
+        self.bf16_valued_later: dict[str, WeightedShare] = {}
         self.first_step = self.last_step = 0
         self._initial: Tensor | None = None
         self._moved = self._had_step_without_update = False
@@ -71,20 +73,12 @@ class TensorProbe:
 
     def start(self, tensor: Tensor, optimizer_state: Mapping[str, Any], group: Mapping[str, Any], step: int) -> None:
         """Record the tensor before its first probed step: its values, and traces of an earlier rounding."""
-        count = optimizer_state.get("step", group.get("step"))
-        self.steps_before = 0 if count is None else int(float(count))
+        self.steps_before = _step_count(group, optimizer_state)
         self.first_step = step
         shard = local_shard(tensor).detach()
         self._initial = sample(shard, MAX_ELEMENTS)
         states = _sampled_state(shard, optimizer_state)
-        had_gradient = _had_gradient(states)
-        read = {name: values for name, values in {"weight": self._initial, **states}.items() if dtype_name(values) == "float32"}
-        if read:
-            values = torch.stack(list(read.values()))
-            counted = values != 0 if had_gradient is None else (values != 0) & had_gradient
-            counts = torch.stack([(is_bf16_valued(values) & counted).sum(dim=1), counted.sum(dim=1)], dim=1).tolist()
-            for name, (exact, count) in zip(read, counts, strict=True):
-                self.bf16_valued[name].add(exact / count if count else None, count)
+        self.bf16_valued = _bf16_valued({"weight": self._initial, **states}, _had_gradient(states))
 
     def compare_live(self, tensor: Tensor, live: Tensor, *, before_first_step: bool) -> None:
         """Compare the live tensor, between steps, with the stepped tensor rounded to its dtype."""
@@ -97,8 +91,10 @@ class TensorProbe:
         else:
             self.live_differs = max(share, self.live_differs or 0.0)
 
-    def before_step(self, optimizer: Any, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any]) -> None:
-        """Compute the expected update, right before a probed step."""
+    def before_step(
+        self, optimizer: Any, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any], step: int
+    ) -> None:
+        """Compute the expected update, and look for traces of rounding since earlier steps, right before a probed step."""
         shard = local_shard(tensor).detach()
         full_gradient = local_shard(tensor.grad).detach()  # type: ignore[arg-type]
         precision = torch.promote_types(full_gradient.dtype, torch.float32)
@@ -107,6 +103,10 @@ class TensorProbe:
         gradient = sample_view(full_gradient, MAX_ELEMENTS)
         self._with_gradient = gradient != 0
         state = _sampled_state(shard, optimizer_state)
+        steps_before = _step_count(group, optimizer_state)
+        if self.steps_before_later is None and step > self.first_step and steps_before >= MIN_STEPS_BEFORE_LATER:
+            self.steps_before_later = steps_before
+            self.bf16_valued_later = _bf16_valued(state, _had_gradient(state))
         self._before = compensated_weight(sample(shard, MAX_ELEMENTS), state)
         if (count := optimizer_state.get("step")) is not None:
             state["step"] = count
@@ -158,11 +158,8 @@ class TensorProbe:
 def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
     """Return the statistics of one tensor from the probes of its parts."""
     probes = list(probes)
-    bf16_valued: dict[str, WeightedShare] = defaultdict(WeightedShare)
     zero, stalled, live_differs_first = WeightedShare(), WeightedShare(), WeightedShare()
     for probe in probes:
-        for name, share in probe.bf16_valued.items():
-            bf16_valued[name].add(share.share, share.elements)
         zero.add(probe.second_moment_zero.share, probe.second_moment_zero.elements)
         stalled.add(probe.second_moment_stalled.share, probe.second_moment_stalled.elements)
         live_differs_first.add(probe.live_differs_first.share, probe.live_differs_first.elements)
@@ -179,10 +176,42 @@ def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
         second_moment_zero=zero.share,
         second_moment_stalled=stalled.share,
         steps_before=min((probe.steps_before for probe in probes if probe.steps_before is not None), default=None),
-        bf16_valued={name: share.share for name, share in bf16_valued.items() if share.share is not None},
+        bf16_valued=_mean_shares(probe.bf16_valued for probe in probes),
+        steps_before_later=min(
+            (probe.steps_before_later for probe in probes if probe.steps_before_later is not None), default=None
+        ),
+        bf16_valued_later=_mean_shares(probe.bf16_valued_later for probe in probes),
         live_differs_first=live_differs_first.share,
         live_differs=max(live_differs) if live_differs else None,
     )
+
+
+def _mean_shares(shares_by_name: Iterable[Mapping[str, WeightedShare]]) -> dict[str, float]:
+    means: dict[str, WeightedShare] = defaultdict(WeightedShare)
+    for shares in shares_by_name:
+        for name, share in shares.items():
+            means[name].add(share.share, share.elements)
+    return {name: mean.share for name, mean in means.items() if mean.share is not None}
+
+
+def _step_count(group: Mapping[str, Any], optimizer_state: Mapping[str, Any]) -> int:
+    """Return the steps that the optimizer counts for a tensor."""
+    count = optimizer_state.get("step", group.get("step"))
+    return 0 if count is None else int(float(count))
+
+
+def _bf16_valued(tensors: Mapping[str, Tensor], had_gradient: Tensor | None) -> dict[str, WeightedShare]:
+    """Return the share of non-zero elements of each float32 tensor that bfloat16 holds exactly, of those with a gradient."""
+    read = {name: values for name, values in tensors.items() if dtype_name(values) == "float32"}
+    if not read:
+        return {}
+    values = torch.stack(list(read.values()))
+    counted = values != 0 if had_gradient is None else (values != 0) & had_gradient
+    counts = torch.stack([(is_bf16_valued(values) & counted).sum(dim=1), counted.sum(dim=1)], dim=1).tolist()
+    shares: dict[str, WeightedShare] = defaultdict(WeightedShare)
+    for name, (exact, count) in zip(read, counts, strict=True):
+        shares[name].add(exact / count if count else None, count)
+    return shares
 
 
 def _had_gradient(states: Mapping[str, Tensor]) -> Tensor | None:

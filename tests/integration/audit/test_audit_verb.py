@@ -126,6 +126,13 @@ def test_a_checkpoint_is_audited_and_findings_of_a_baseline_do_not_fail_again(ch
     assert "known: BXP101" in with_baseline.stdout
 
 
+def test_a_checkpoint_of_weights_alone_says_that_the_precision_of_training_was_not_judged(checkpoint, tmp_path):
+    torch.save(torch.load(checkpoint)["model"], tmp_path / "weights.pt")
+    done = audit_checkpoint(tmp_path / "weights.pt")
+    assert (done.returncode, "found: nothing" in done.stdout) == (0, True)
+    assert done.stderr == "benchbox: no optimizer state: the precision of training was not judged\n"
+
+
 def test_a_checkpoint_is_compared_with_the_precision_that_a_recipe_declares(checkpoint):
     for recipe, is_found in (((), False), (("--recipe", "fp32"), True)):
         report = json.loads(audit_checkpoint(checkpoint, *recipe, "--format", "json").stdout)

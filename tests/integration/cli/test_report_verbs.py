@@ -311,6 +311,23 @@ def test_a_check_names_the_noise_floor_and_what_is_within_it_is_no_breach(comple
     )
 
 
+def test_the_noise_floor_of_another_matrix_of_the_machine_is_named_and_excuses_no_regression(complete, tmp_path):
+    assert benchbox("baseline", "promote", complete.path, cwd=tmp_path).returncode == EXIT_OK
+    measure_again(complete, step_s=0.32)
+    noise = Noise(sigma=0.3, launches=12, ratio=1.0, cell="backend=ddp", measured_at="2026-01-02", benchbox_version="1")
+    assert describe_floor(noise, 5).startswith("190.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        for matrix in ("noisy", "another"):
+            write_noise("example-cpu-2-cores", matrix, noise)
+    done = benchbox("check", complete.path, cwd=tmp_path, variables={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert done.returncode == EXIT_THRESHOLD, "60% slower, and nobody measured the noise of this matrix"
+    assert (
+        "noise floor of example-cpu-2-cores: not measured for this matrix (that of another, noisy is of other cells and not "
+        "used); `benchbox noise matrices/example.yaml` measures it\n"
+    ) in done.stdout
+
+
 def test_verify_refuses_a_run_without_records_and_checks_the_figures_of_a_baseline(complete, tmp_path):
     empty = RunStore(tmp_path / "empty")
     empty.write_run(example_run([CELL]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -32,6 +33,15 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", GENERATED)
 def test_the_committed_file_is_what_make_docs_writes(regenerated: Path, name: str) -> None:
     assert (regenerated / name).read_bytes() == (ROOT / "docs" / name).read_bytes(), f"docs/{name} is outdated: run `make docs`"
+
+
+def test_every_key_of_a_matrix_is_documented_with_its_default(regenerated: Path) -> None:
+    schema = json.loads((ROOT / "matrices" / "schema.json").read_text())
+    measured = (f"measure.{key}" for key in schema["$defs"]["MeasureFile"]["properties"])
+    text = (regenerated / "reference.md").read_text()
+    assert [key for key in (*schema["properties"], *measured) if f"\n| `{key}` |" not in text] == []
+    assert "| `measure.hang_after_s` | number | 120.0 | " in text
+    assert "| `cams` | integer | 1 | Cameras of every sample: the first of the dataset" in text
 
 
 def test_every_verb_is_documented(regenerated: Path) -> None:

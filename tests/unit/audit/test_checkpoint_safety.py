@@ -119,6 +119,22 @@ def refusal_line(path):
     return line
 
 
+@pytest.mark.parametrize("content", [b"import torch\n", b"\x14\x95 noise", b""], ids=["a script", "bytes", "nothing"])
+def test_a_file_that_is_no_checkpoint_is_called_that(tmp_path, content):
+    path = tmp_path / "bad.py"
+    path.write_bytes(content)
+    if content:
+        assert refusal_line(path) == f"{path}: not a checkpoint: neither safetensors nor a file of torch.save"
+    assert "weights_only" not in refusal_line(path)
+
+
+@pytest.mark.parametrize("write", [old_torch_file, bare_pickle, accelerate, shard_file])
+def test_a_refusal_has_no_advice_to_switch_safety_off(tmp_path, trap, write):
+    line = refusal_line(write(tmp_path, Attack(os.system, f"touch {trap}")))
+    assert "weights_only" not in line
+    assert line.endswith(("it calls posix.system", "a pickle of other contents than tensors and plain containers"))
+
+
 @pytest.mark.parametrize("write", FORMATS)
 def test_a_program_in_a_checkpoint_is_refused_and_not_run(tmp_path, trap, attack, write):
     folder = tmp_path / "checkpoint"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchbox.audit.judge import judge
 from benchbox.audit.repairs import MASTERS, MASTERS_BY_LIBRARY, select_repair
 from benchbox.audit.rules import rules
-from benchbox.observer.facts import RankFacts, Setup, SteppedTensor
+from benchbox.observer.facts import Autocast, Contract, RankFacts, Setup, SteppedTensor
 
 TENSOR = SteppedTensor(
     name="weight", optimizer="AdamW", dtype="bfloat16", device="cpu", shape=(4,), elements=4, live=True, live_dtype="bfloat16"
@@ -17,6 +19,22 @@ TENSOR = SteppedTensor(
 def facts(*libraries: str, backend: str = "single", source: str = "command") -> RankFacts:
     setup = Setup(backend=backend, model_class="Net", sharding=None)
     return RankFacts(rank=0, world_size=1, source=source, stepped=(TENSOR,), libraries=libraries, setup=setup)
+
+
+@pytest.mark.parametrize(
+    ("requested", "active", "words"),
+    [
+        ("float32", True, "leave autocast off"),
+        ("float32", False, "remove the casts of parameters and inputs"),
+        ("float16", False, "enter autocast"),
+    ],
+)
+def test_the_repair_of_a_dtype_that_was_not_requested_leads_to_the_one_that_was(requested, active, words):
+    contract = Contract(source="a recipe", compute=requested)
+    seen = replace(facts(), contract=contract, products={"bfloat16": 44}, autocast=Autocast(active=active, dtype="bfloat16"))
+    (finding,) = [finding for finding in judge([seen]).findings if finding.code == "BXP601"]
+    assert words in finding.repair
+    assert finding.evidence["requested"] == f"{requested}, by a recipe"
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,51 @@ def rounded(policy: Policy) -> Policy:
     return policy
 
 
+def round_moments(optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> None:
+    for state in optimizer.state.values():
+        for name in names:
+            state[name].copy_(state[name].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [(("exp_avg", "exp_avg_sq"), ["BXP201", "BXP502"]), (("exp_avg",), ["BXP502"])],
+    ids=["both", "the first"],
+)
+def test_float32_moments_that_are_rounded_after_every_step_are_found_without_a_resume(
+    names: tuple[str, ...], found: list[str]
+) -> None:
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    optimizer.register_step_post_hook(lambda *_: round_moments(optimizer, names))
+    judgement = judge([observe(policy, optimizer)])
+    assert codes(judgement) == found
+    finding = judgement.findings[-1]
+    assert (finding.severity, finding.evidence["state"]) == ("warning", [*names])
+    assert finding.title == "moments are float32 by type, and rounded to bfloat16 after every step"
+    assert "cast to bfloat16 between steps" in finding.repair
+
+
+def test_moments_rounded_once_on_a_resume_are_not_rounded_after_every_step() -> None:
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    train(policy, optimizer, 8)
+    round_moments(optimizer, ("exp_avg", "exp_avg_sq"))
+    (finding,) = judge([observe(policy, optimizer, first_step=8)]).findings
+    assert (finding.code, finding.title) == ("BXP502", "moments are float32 by type and bfloat16 by value")
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.5), (0.0, 0.99)])
+def test_moments_of_gradients_that_were_computed_in_bfloat16_are_not_rounded(betas: tuple[float, float]) -> None:
+    policy = Policy()
+    for parameter in policy.parameters():
+        parameter.register_hook(lambda gradient: gradient.to(torch.bfloat16).float())
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, betas=betas)
+    judgement = judge([observe(policy, optimizer)])
+    assert codes(judgement) == []
+    assert "BXP502" in judgement.clean
+
+
 def test_embedding_rows_without_a_gradient_do_not_count_as_derived_again() -> None:
     """A bfloat16 checkpoint is trained further in float32; most tokens have not occurred yet."""
     judgement = resumed(rounded(Policy()))

@@ -132,6 +132,14 @@ APPENDED = [
         "m.yaml:8:58: '5' is not a fraction; write 5% or 0.05",
     ),
     (
+        "thresholds: [{metric: mfu, vs: baseline, max_regression: 5}]",
+        "m.yaml:8:58: 5 is 500%; write 5% or 0.05, and 500% if that is meant",
+    ),
+    (
+        "thresholds: [{metric: mfu, vs: baseline, max_regression: 1.0}]",
+        "m.yaml:8:58: 1 is 100%; write 1% or 0.01, and 100% if that is meant",
+    ),
+    (
         "thresholds: [{metric: mfu, max_regression: 5%}]",
         "m.yaml:8:14: vs and max_regression go together; vs: baseline, max_regression: 5%",
     ),

@@ -124,6 +124,12 @@ def test_the_rest_of_the_file_reaches_the_matrix(load, tmp_path, monkeypatch):
     assert all(Threshold(**threshold.to_dict()) == threshold for threshold in matrix.thresholds)
 
 
+@pytest.mark.parametrize(("text", "fraction"), [("500%", 5.0), ("100%", 1.0), ("0.999", 0.999), ("0", 0.0)])
+def test_a_regression_of_100_percent_or_more_is_written_with_its_sign(load, text, fraction):
+    matrix = load(GOOD + f"thresholds:\n  - {{metric: step_time_s, vs: baseline, max_regression: {text}}}\n")
+    assert matrix.thresholds[0].max_regression == fraction
+
+
 @pytest.mark.parametrize("overrides", [{}, {"axes.batch": "[1]"}, {"axes.batch": "null", "batch": "1"}])
 def test_a_threshold_on_the_fastest_batch_of_walks_may_stay_where_set_replaces_the_search(load, overrides):
     searched = GOOD.replace("[1, 2]", "{search: max}")

@@ -8,8 +8,10 @@ script's own configuration: each such class is replaced by an empty placeholder,
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from _compat_pickle import IMPORT_MAPPING
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +23,6 @@ from benchbox.errors import DataError
 
 if TYPE_CHECKING:
     import io
-    from pathlib import Path
 
 # Modules of the standard library, also by their names in pickles for Python 2.
 _STDLIB_MODULES = sys.stdlib_module_names | IMPORT_MAPPING.keys()
@@ -40,6 +41,9 @@ _RECORD_PREFIXES = (
 _RECORD_NAMES = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
     f"__builtin__.{name}" for name in ("complex", "frozenset", "getattr", "object", "slice", "xrange")
 }
+
+
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"  # first bytes of files of torch.save, today's and before torch 1.6
 
 
 class PlaceholderObject:
@@ -99,13 +103,29 @@ def _torch_load(source: Path | io.BytesIO, path: Path, *, size: int, mmap: bool)
     try:
         value = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: {PROGRAM} ({first_line(error)})") from error
+        raise DataError(f"{path}: {_refusal(source, error)}") from error
     except Exception as error:
         raise DataError(f"{path}: damaged ({first_line(error)})") from error
     check_tensor_sizes(value, size, path)
     return value
 
 
+def _refusal(source: Path | io.BytesIO, error: pickle.UnpicklingError) -> str:
+    """Return why torch refused a file, without torch's advice to load it with `weights_only=False`."""
+    if call := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"{PROGRAM}: it calls {call[1]}"
+    head = _first_bytes(source)
+    if head == _ZIP or head.startswith(_PICKLE):
+        return f"{PROGRAM}: a pickle of other contents than tensors and plain containers"
+    return "not a checkpoint: neither safetensors nor a file of torch.save"
+
+
 def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
+    return _first_bytes(path) == _ZIP
+
+
+def _first_bytes(source: Path | io.BytesIO) -> bytes:
+    if not isinstance(source, Path):
+        return source.getvalue()[:4]
+    with source.open("rb") as file:
+        return file.read(4)
