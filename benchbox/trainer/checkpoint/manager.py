@@ -24,6 +24,7 @@ from benchbox.store.checkpoints import (
 )
 from benchbox.store.files import read_json
 from benchbox.trainer.checkpoint.generators import set_generators
+from benchbox.trainer.checkpoint.owners import PartOwners
 from benchbox.trainer.checkpoint.state import (
     TENSORS,
     TRAINER,
@@ -73,6 +74,7 @@ class CheckpointManager:
         self._config = config
         self._task: BackgroundTask | None = None
         self._group: dist.ProcessGroup | None = None
+        self._owners = PartOwners()
 
     def __enter__(self) -> Self:
         return self
@@ -110,14 +112,15 @@ class CheckpointManager:
         self.close()
         state = session_state(session)
         tensors = state.tensors(with_frozen=not self._section.trainable_only) | generator_states(session.device)
-        if self._section.background:
-            tensors = {key: shards.copied_to_host() for key, shards in tensors.items()}
-        contents = CheckpointContents(
-            tensors=tensors, trainer=trainer_document(session, state), manifest=self._manifest(session, steps, score)
-        )
         if self._group is None and dist.is_initialized():
             # Of its own, because a thread must not mix its collectives with those of the step; on hosts, as files are.
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CHECKPOINT_LIMIT_S))
+        if self._section.background:
+            own = self._owners.owned(tensors, self._group)
+            tensors = {key: shards.copied_to_host() for key, shards in own.items()}
+        contents = CheckpointContents(
+            tensors=tensors, trainer=trainer_document(session, state), manifest=self._manifest(session, steps, score)
+        )
 
         def write() -> None:
             best = self._section.keep_best
