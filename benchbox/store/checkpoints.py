@@ -41,7 +41,8 @@ class CheckpointManifest:
 
     `topology` is {backend, world_size, mesh}; `files` the size and CRC-32 of every other file by its path in the folder.
     `score` is the value of the metric that `keep_best` compares, lower is better: its negative with `mode: max`. With
-    `trainable_only` the frozen weights are not in the checkpoint.
+    `trainable_only` the frozen weights are not in the checkpoint. `data` has a digest of each dataset, None where they are not
+    known, as in checkpoints of earlier versions.
     """
 
     steps: int
@@ -54,6 +55,7 @@ class CheckpointManifest:
     score: float | None
     files: dict[str, dict[str, int]]
     versions: dict[str, str]
+    data: list[dict[str, Any]] | None = None
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the folder of its checkpoint, atomically."""
@@ -76,8 +78,8 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest:
             "anew, or resume it with the benchbox that saved it"
         )
     try:
-        return CheckpointManifest(**{name: values[name] for name in CheckpointManifest.__slots__})
-    except (KeyError, TypeError) as error:
+        return CheckpointManifest(**{name: values[name] for name in CheckpointManifest.__slots__ if name in values})
+    except TypeError as error:  # a field is missing
         raise RecordError(f"{path}: not what benchbox writes ({type(error).__name__}: {error})") from None
 
 
@@ -140,8 +142,8 @@ def publish_checkpoint(folder: Path, steps: int) -> Path:
 def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
     """Remove all but the newest `keep` checkpoints and the `best` of lowest score.
 
-    Scores of another metric or validation than that of the newest checkpoint are not compared with the others: checkpoints that
-    have them stay until there are `best` others. With `best`, those whose score cannot be read stay.
+    Scores of another metric, validation or data than those of the newest checkpoint are not compared with the others:
+    checkpoints that have them stay until there are `best` others. With `best`, those whose score cannot be read stay.
     """
     paths = list_checkpoints(folder)
     remaining = set(paths[-keep:])
@@ -149,8 +151,9 @@ def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
         manifests = {path: manifest for path in paths if (manifest := _readable_manifest(path)) is not None}
         scores = {path: manifest.score for path, manifest in manifests.items() if manifest.score is not None}
         newest = manifests.get(paths[-1])
-        compared = None if newest is None else _what_is_compared(newest)
-        comparable = sorted((score, path) for path, score in scores.items() if _what_is_compared(manifests[path]) == compared)
+        comparable = sorted(
+            (score, path) for path, score in scores.items() if newest is not None and _are_comparable(manifests[path], newest)
+        )
         remaining |= {path for _, path in comparable[:best]} if len(comparable) >= best else scores.keys()
         remaining |= set(paths) - manifests.keys()
     for path in paths:
@@ -164,6 +167,11 @@ def _readable_manifest(checkpoint: Path) -> CheckpointManifest | None:
         return read_manifest(checkpoint)
     except (RecordError, DataError):
         return None
+
+
+def _are_comparable(one: CheckpointManifest, other: CheckpointManifest) -> bool:
+    """Return whether the scores of two checkpoints are of the same metric and, as far as both state it, of the same data."""
+    return _what_is_compared(one) == _what_is_compared(other) and (None in (one.data, other.data) or one.data == other.data)
 
 
 def _what_is_compared(manifest: CheckpointManifest) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchbox.data.samples.digest import digest_datasets
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument
 from benchbox.registry.phases import CHECKPOINT
@@ -47,18 +48,25 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     cell, folder = config.cell, Path(job["folder"])
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
-    manager = CheckpointManager(
-        folder / "checkpoints", cell, config.checkpoint, config.to_dict(), waiting=lambda: tracker.within(CHECKPOINT, 1)
-    )
-    checkpoints = manager if config.checkpoint.every else None
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
     meta_policy = copy_meta_policy(cell, policy)
     existing = list_checkpoints(folder / "checkpoints") if job["resume"] else []
     start = checkpoint_steps(existing[-1]) if existing else 0
     with ExitStack() as contexts:
+        stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
+        manager = CheckpointManager(
+            folder / "checkpoints",
+            cell,
+            config.checkpoint,
+            config.to_dict(),
+            waiting=lambda: tracker.within(CHECKPOINT, 1),
+            data=digest_datasets(stream.samples),
+        )
+        if existing:
+            manager.check_data(existing[-1])  # before weights are loaded and records replaced
+        checkpoints = manager if config.checkpoint.every else None
         if checkpoints is not None:
             contexts.enter_context(checkpoints)
-        stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
         validation = None
         if config.validation.every:
             validation = Validation(

@@ -120,6 +120,24 @@ def test_scores_of_another_metric_are_not_compared_and_what_has_them_stays_until
     assert list_checkpoints(tmp_path) == second
 
 
+def test_scores_of_other_data_are_not_compared_and_what_has_them_stays_until_there_are_others(tmp_path: Path) -> None:
+    """The loss of easier validation episodes says nothing about that of others."""
+    first = save_checkpoint(tmp_path, 2, score=0.1, mode="min", episodes=100)
+    second = [save_checkpoint(tmp_path, 4, score=0.5, mode="min", episodes=101)]
+    remove_old_checkpoints(tmp_path, keep=1, best=2)
+    assert list_checkpoints(tmp_path) == [first, *second]
+    second += [save_checkpoint(tmp_path, steps, score=0.6, mode="min", episodes=101) for steps in (6, 8)]
+    remove_old_checkpoints(tmp_path, keep=1, best=1)
+    assert list_checkpoints(tmp_path) == [second[0], second[-1]]
+
+
+def test_scores_of_a_checkpoint_from_before_data_were_stated_are_compared(tmp_path: Path) -> None:
+    paths = [save_checkpoint(tmp_path, 2, score=0.1, mode="min")]
+    paths += [save_checkpoint(tmp_path, steps, score=0.6, mode="min", episodes=100) for steps in (4, 6)]
+    remove_old_checkpoints(tmp_path, keep=1, best=1)
+    assert list_checkpoints(tmp_path) == [paths[0], paths[2]]
+
+
 def test_a_checkpoint_whose_score_cannot_be_read_stays_and_ends_no_training(tmp_path: Path) -> None:
     paths = [
         save_checkpoint(tmp_path, steps, score=score, mode="min") for steps, score in ((2, 1.0), (4, 3.0), (6, 2.0), (8, 1.5))
