@@ -32,6 +32,7 @@ class MetricsLog:
         block_steps: number of steps in a block.
         is_writer: whether this rank writes the file.
         warning: called after every block until it returns a text, which is added to the last row of the block.
+        take_warnings: called after every block; the texts that it returns are added likewise.
         gauges: values of every row besides the results of the step.
         trackers: get the same rows, on the rank that writes.
     """
@@ -46,11 +47,13 @@ class MetricsLog:
         warning: Callable[[], str | None] = lambda: None,
         gauges: TrainingGauges | None = None,
         trackers: Trackers | None = None,
+        take_warnings: Callable[[], list[str]] = list,
     ) -> None:
         self._path = path
         self._block_steps = block_steps
         self._is_writer = is_writer
         self._warning: Callable[[], str | None] | None = warning
+        self._take_warnings = take_warnings
         self._gauges = gauges
         self._trackers = trackers or Trackers()
         self._block: list[tuple[int, StepResult]] = []
@@ -101,7 +104,7 @@ class MetricsLog:
             return
         for row in rows:
             self._trackers.log(row)
-        warnings = self._trackers.take_warnings()
+        warnings = [*self._trackers.take_warnings(), *self._take_warnings()]
         if self._warning is not None and (text := self._warning()) is not None:
             self._warning = None
             warnings.append(text)

@@ -117,6 +117,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             warning=stream.episode_warning,
             gauges=gauges,
             trackers=trackers,
+            take_warnings=manager.take_warnings,
         )
         audit = None
         if config.audit.every:
@@ -139,6 +140,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             after_step=reporter.report_progress,
             stopping=stop.agreed,
         )
+    _print_warnings(manager.take_warnings())
     if completed < config.steps:
         events.write("stopped", completed=completed, signal=signals.requested)
 
@@ -153,5 +155,10 @@ def _open_trackers(config: TrainConfig, folder: Path, start: int, rank: int) -> 
         yield trackers
     finally:
         trackers.close()
-        for warning in trackers.take_warnings():  # too late for a row of metrics
-            print(f"warning: {warning}", file=sys.stderr)
+        _print_warnings(trackers.take_warnings())
+
+
+def _print_warnings(warnings: list[str]) -> None:
+    """Print what is too late for a row of metrics to the log of the rank."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)

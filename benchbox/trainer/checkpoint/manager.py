@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -79,6 +80,7 @@ class CheckpointManager:
         self._config = config
         self._task: BackgroundTask | None = None
         self._group: dist.ProcessGroup | None = None
+        self._warnings: deque[str] = deque()  # appended to by the thread that writes
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +130,8 @@ class CheckpointManager:
         def write() -> None:
             best = self._section.keep_best
             count = 0 if best is None else best.count
-            write_checkpoint(self._folder, contents, self._group, keep=self._section.keep, keep_best=count)
+            keep = self._section.keep
+            write_checkpoint(self._folder, contents, self._group, keep=keep, keep_best=count, warn=self._warnings.append)
 
         if self._section.background:
             self._task = BackgroundTask(write)
@@ -147,6 +150,10 @@ class CheckpointManager:
         if task is not None:
             with self._waiting():
                 task.join()
+
+    def take_warnings(self) -> list[str]:
+        """Return lines about what failed since the last call although a checkpoint was saved; on rank 0 only."""
+        return [self._warnings.popleft() for _ in range(len(self._warnings))]
 
     def _manifest(self, session: Session, steps: int, score: float | None) -> CheckpointManifest:
         backend = session.backend

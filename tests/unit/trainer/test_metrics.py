@@ -144,3 +144,17 @@ def test_the_time_of_a_step_is_the_mean_of_its_block_since_the_block_before(
         now_s[0] += seconds
         log.add(step, result())
     assert [row["step_s"] for row in rows(tmp_path / "metrics.jsonl")] == [1.0, 1.0, 3.0, 3.0]
+
+
+def test_warnings_are_in_the_last_row_of_the_block_before_which_they_arose(tmp_path: Path) -> None:
+    warnings = [["a link failed", "a folder stays"], []]
+    options: dict[str, Any] = {"start": 0, "block_steps": 2, "is_writer": True}
+    log = MetricsLog(tmp_path / "metrics.jsonl", take_warnings=lambda: warnings.pop(0), **options)
+    for step in range(4):
+        log.add(step, result())
+    assert [row.get("warning") for row in rows(tmp_path / "metrics.jsonl")] == [
+        None,
+        "a link failed; a folder stays",
+        None,
+        None,
+    ]
