@@ -38,9 +38,12 @@ from benchbox.spec.validation_section import ValidationSection
 from benchbox.trainer.evaluation import evaluating
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
+from benchbox.trainer.stopping import never_stop
 from benchbox.trainer.validation import Validation, ValidationPass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchbox.session import Session
 
 STEPS = 2
@@ -136,9 +139,9 @@ class TwoValidations(Validation):
         super().__init__(section, passes[0], path=folder / "validation.jsonl", **options)
         self._averages = Validation(of_averages, passes[1], path=folder / "averages.jsonl", **options)
 
-    def run(self, session: Session, completed: int) -> float:
-        self._averages.run(session, completed)
-        return super().run(session, completed)
+    def run(self, session: Session, completed: int, stopping: Callable[[], bool] = never_stop) -> float | None:
+        self._averages.run(session, completed, stopping)
+        return super().run(session, completed, stopping)
 
 
 def draw_numbers(*_: Any) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from benchbox.errors import NonFiniteError, ThresholdError
-from benchbox.store.checkpoints import list_checkpoints
+from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
 from tests.support.small_session import SmallSession, batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -138,24 +138,44 @@ def test_an_audit_that_ends_the_training_leaves_its_rows_and_no_checkpoint(
     assert saved(tmp_path) == ["step-00000002"]
 
 
-class LastValidation:
-    """Validation that is due at the end, and notes after which steps it ran."""
+class NotedValidation:
+    """Validation that is due after every second step, and notes after which steps it ran."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
 
     def is_due(self, completed: int, *, last: bool) -> bool:
-        return last
+        return completed > 0 and completed % 2 == 0
 
     def check_metric(self, parts: Any) -> None: ...
 
-    def run(self, session: SmallSession, completed: int) -> float:
+    def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float:
         self.steps.append(completed)
         return 0.5
 
 
 def test_a_training_that_is_asked_to_stop_does_not_validate_before_it_ends(tmp_path: Path) -> None:
-    answers, stopped, ended = iter([False, True]), LastValidation(), LastValidation()
+    answers, stopped, ended = iter([False, True]), NotedValidation(), NotedValidation()
     run(SmallSession(), tmp_path / "stopped", None, steps=8, stopping=lambda: next(answers), validation=stopped)
     run(SmallSession(), tmp_path / "ended", None, steps=2, validation=ended)
     assert (stopped.steps, ended.steps) == ([], [2])
+
+
+def test_a_training_that_is_asked_to_stop_while_it_validates_saves_without_a_score_and_ends(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    class LongValidation(NotedValidation):
+        """Validation after every step, which takes two batches."""
+
+        def is_due(self, completed: int, *, last: bool) -> bool:
+            return completed > 0
+
+        def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float | None:
+            return None if stopping() or stopping() else super().run(session, completed, stopping)
+
+    answers, validation = iter([False, False, False, False, False, True]), LongValidation()
+    rows = run(SmallSession(), tmp_path, checkpoints, steps=8, stopping=lambda: next(answers), validation=validation)
+    assert validation.steps == [1]
+    assert [row["step"] for row in rows] == [0, 1]
+    (newest,) = list_checkpoints(tmp_path / "checkpoints")
+    assert (newest.name, read_manifest(newest).score) == ("step-00000002", None)

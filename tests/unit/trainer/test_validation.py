@@ -123,6 +123,19 @@ def test_loader_processes_end_with_the_validation(validation: Callable[..., Vali
     assert not set(psutil.Process().children(recursive=True)) & started
 
 
+def test_a_validation_that_is_asked_to_stop_is_abandoned_before_the_next_batch_without_a_row(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    session, tracker, answers = NoisySession(), ProgressTracker("train"), iter([False, True])
+    score = validation(tracker=tracker, batch=1, weights="averages").run(session, 3, lambda: next(answers))
+    assert score is None
+    assert len(session.samples) == 1
+    assert not (tmp_path / "validation.jsonl").exists()
+    assert session.model.training
+    assert session.offset == 0.0, "the model has its own weights again"
+    assert tracker.state.stage == "train"
+
+
 def test_progress_is_reported_as_batches_of_a_stage_and_training_continues_in_its_own(
     validation: Callable[..., Validation],
 ) -> None:
