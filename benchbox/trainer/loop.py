@@ -64,7 +64,7 @@ def train(
         the number of completed steps, below `steps` if the training was stopped.
 
     Raises:
-        ConfigurationError: the validation has no such metric as `keep_best` compares.
+        ConfigurationError: the validation has no such metric as `keep_best` compares. What was trained until then is saved.
         DataError: a checkpoint could not be written.
         NonFiniteError: a loss or gradient norm is not finite. No checkpoint is saved after it.
         ThresholdError: an audit ends the training. No checkpoint is saved after it.
@@ -72,6 +72,7 @@ def train(
     completed = start
     if validation is not None and start == 0 and validation.is_due(0, last=False):
         validation.run(session, 0, stopping)
+        validation.check_score()
     for step in range(start, steps):
         result = session.step(batches, instruments) if audit is None else audit.take_step(step, batches, instruments)
         metrics.add(step, result)
@@ -86,7 +87,7 @@ def train(
         if validation is not None and not is_stopping and validation.is_due(completed, last=completed == steps):
             metrics.flush()
             score = validation.run(session, completed, stopping)
-            is_stopping = score is None
+            is_stopping = score is None  # abandoned, or it has not the metric of the score
         if checkpoints is not None and checkpoints.is_due(completed, last=is_stopping or completed == steps):
             metrics.flush()  # before the checkpoint: a diverged run must not replace a good checkpoint
             checkpoints.save(session, completed, score=score)
@@ -96,4 +97,6 @@ def train(
     if checkpoints is not None:
         checkpoints.close()
     metrics.flush()
+    if validation is not None:
+        validation.check_score()
     return completed

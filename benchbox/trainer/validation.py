@@ -141,6 +141,7 @@ class Validation:
     ) -> None:
         self._section, self._pass, self._path, self._is_writer = section, one_pass, path, is_writer
         self._best = best or BestSection()
+        self._unscored: ConfigurationError | None = None
         self.trackers = Trackers()  # get the loss, its terms and its parts, on the rank that writes
         if is_writer and path.exists():
             keep_rows(path, lambda step: start > 0 and step <= start)  # one that begins again validates again
@@ -164,11 +165,13 @@ class Validation:
         """Validate after `completed` steps, and return the score, lower is better. All ranks must call it and get the same.
 
         Args:
-            stopping: see `ValidationPass.run`. An abandoned pass leaves no row, and None is returned.
+            stopping: see `ValidationPass.run`. An abandoned pass leaves no row.
+
+        Returns:
+            None if the pass was abandoned, or if there is no score: then `check_score` raises.
 
         Raises:
             NonFiniteError: the loss is not finite. The row is written nevertheless.
-            ConfigurationError: no validation sample has the term that is the metric of the score.
             DataError: a sample could not be read.
         """
         result = self._pass.run(session, stopping)
@@ -184,10 +187,20 @@ class Validation:
             raise NonFiniteError(f"validation after {completed} steps: loss is {loss}")
         return self._score(row)
 
-    def _score(self, row: dict[str, Any]) -> float:
+    def check_score(self) -> None:
+        """Check that validations had the metric of the score: apart from `run`, so that a checkpoint can be saved before.
+
+        Raises:
+            ConfigurationError: no validation sample had the term that is the metric.
+        """
+        if self._unscored is not None:
+            raise self._unscored
+
+    def _score(self, row: dict[str, Any]) -> float | None:
         metric = self._best.metric
         values = {**row.get("parts", {}), **row["terms"], "loss": row["loss"]}
         if metric not in values:
-            where = "checkpoint.keep_best.metric"
-            raise ConfigurationError(Problem(where, f"no validation sample has {metric!r}", did_you_mean(metric, values)))
+            message = f"no validation sample has {metric!r}: write another metric, and continue with --resume"
+            self._unscored = ConfigurationError(Problem("checkpoint.keep_best.metric", message, did_you_mean(metric, values)))
+            return None
         return float(values[metric]) * (-1.0 if self._best.mode == "max" else 1.0)

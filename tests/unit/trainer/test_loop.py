@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchbox.errors import NonFiniteError, ThresholdError
+from benchbox.errors import ConfigurationError, NonFiniteError, ThresholdError
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
@@ -149,6 +149,8 @@ class NotedValidation:
 
     def check_metric(self, parts: Any) -> None: ...
 
+    def check_score(self) -> None: ...
+
     def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float:
         self.steps.append(completed)
         return 0.5
@@ -179,3 +181,25 @@ def test_a_training_that_is_asked_to_stop_while_it_validates_saves_without_a_sco
     assert [row["step"] for row in rows] == [0, 1]
     (newest,) = list_checkpoints(tmp_path / "checkpoints")
     assert (newest.name, read_manifest(newest).score) == ("step-00000002", None)
+
+
+def test_a_training_whose_validation_has_no_score_ends_after_a_checkpoint(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    """The checkpoint would not be due yet: with another metric, the training continues from it."""
+
+    class UnscoredValidation(NotedValidation):
+        def is_due(self, completed: int, *, last: bool) -> bool:
+            return completed == 3
+
+        def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> None:
+            self.steps.append(completed)
+
+        def check_score(self) -> None:
+            if self.steps:
+                raise ConfigurationError("no validation sample has 'rare'")
+
+    with pytest.raises(ConfigurationError, match="no validation sample has 'rare'"):
+        run(SmallSession(), tmp_path, checkpoints, steps=8, validation=UnscoredValidation())
+    assert saved(tmp_path) == ["step-00000002", "step-00000003"]
+    assert [row["step"] for row in read_rows(tmp_path)] == [0, 1, 2]

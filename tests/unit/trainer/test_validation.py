@@ -195,8 +195,17 @@ def test_a_metric_that_the_policy_does_not_have_is_refused_after_the_first_step(
     with pytest.raises(ConfigurationError, match=r"keep_best.metric: the validation has no metric 'accurracy'; did you mean"):
         own.check_metric(["noise", "rare", "accuracy"])
     validation(best={"metric": "rare"}).check_metric(["noise", "rare", "accuracy"])
-    with pytest.raises(ConfigurationError, match="no validation sample has 'rare'"):
-        validation(best={"metric": "rare"}).run(NoisySession(), 3)
+
+
+def test_a_metric_that_no_validation_sample_has_is_refused_after_the_row_is_written(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    own = validation(best={"metric": "rare"})
+    own.check_score()
+    assert own.run(NoisySession(), 3) is None
+    assert [row["step"] for row in rows(tmp_path)] == [3]
+    with pytest.raises(ConfigurationError, match="no validation sample has 'rare': write another metric, and continue with"):
+        own.check_score()
 
 
 def test_averages_are_validated_in_place_of_the_weights(validation: Callable[..., Validation], tmp_path: Path) -> None:
