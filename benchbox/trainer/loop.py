@@ -71,7 +71,8 @@ def train(
     """
     completed = start
     if validation is not None and start == 0 and validation.is_due(0, last=False):
-        validation.run(session, 0, stopping)
+        with metrics.outside_steps("validation"):
+            validation.run(session, 0, stopping)
         validation.check_score()
     for step in range(start, steps):
         result = session.step(batches, instruments) if audit is None else audit.take_step(step, batches, instruments)
@@ -81,16 +82,16 @@ def train(
             validation.check_metric(result.parts)  # not only when the first validation is due
         is_stopping = stopping()
         if audit is not None and audit.is_due(completed):
-            metrics.flush()  # a training that the audit ends has its rows
-            audit.judge(completed)
+            with metrics.outside_steps("audit"):  # a training that the audit ends has its rows
+                audit.judge(completed)
         score = None
         if validation is not None and not is_stopping and validation.is_due(completed, last=completed == steps):
-            metrics.flush()
-            score = validation.run(session, completed, stopping)
+            with metrics.outside_steps("validation"):
+                score = validation.run(session, completed, stopping)
             is_stopping = score is None  # abandoned, or it has not the metric of the score
         if checkpoints is not None and checkpoints.is_due(completed, last=is_stopping or completed == steps):
-            metrics.flush()  # before the checkpoint: a diverged run must not replace a good checkpoint
-            checkpoints.save(session, completed, score=score)
+            with metrics.outside_steps("checkpoint"):  # rows come first: a diverged run must not replace a good checkpoint
+                checkpoints.save(session, completed, score=score)
         after_step()
         if is_stopping:
             break

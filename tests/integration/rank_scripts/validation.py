@@ -36,6 +36,7 @@ from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 from benchbox.spec.validation_section import ValidationSection
 from benchbox.trainer.evaluation import evaluating
+from benchbox.trainer.gauges import MEASURED_FIELDS
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
 from benchbox.trainer.stopping import never_stop
@@ -113,7 +114,7 @@ def run_training(cell: Cell, rank: int, folder: Path, *, validates: bool) -> dic
         train(session, stream, start=0, steps=STEPS, metrics=metrics, checkpoints=None, validation=validation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if rank == 0 else []
     return {
-        "metrics": [{key: value for key, value in line.items() if key != "step_s"} for line in lines],
+        "metrics": [{key: value for key, value in line.items() if key not in MEASURED_FIELDS} for line in lines],
         "state": fingerprint(session),
         "modes": [module.training for module in session.model.modules()],
         "generators": digest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,11 @@ import pytest
 import torch
 
 from benchbox.errors import ConfigurationError, NonFiniteError, ThresholdError
+from benchbox.measure.phases import NONE
+from benchbox.spec.train import CheckpointSection
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
+from benchbox.trainer.checkpoint import CheckpointManager
+from benchbox.trainer.gauges import MEASURED_FIELDS
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
 from tests.support.small_session import SmallSession, batches
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.session import StepResult
-    from benchbox.trainer.checkpoint import CheckpointManager
+    from benchbox.spec.cell import Cell
 
 
 def run(
@@ -44,7 +49,7 @@ def run(
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "step_s"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in MEASURED_FIELDS} for row in rows]
 
 
 def saved(folder: Path) -> list[str]:
@@ -203,3 +208,39 @@ def test_a_training_whose_validation_has_no_score_ends_after_a_checkpoint(
         run(SmallSession(), tmp_path, checkpoints, steps=8, validation=UnscoredValidation())
     assert saved(tmp_path) == ["step-00000002", "step-00000003"]
     assert [row["step"] for row in read_rows(tmp_path)] == [0, 1, 2]
+
+
+def test_validations_checkpoints_and_audits_are_no_part_of_the_time_of_steps(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+
+    class TimedSession(SmallSession):
+        def step(self, batches: Iterator[Tensor], instruments: Any = NONE) -> StepResult:
+            now_s[0] += 1.0
+            return super().step(batches, instruments)
+
+    class TimedValidation(NotedValidation):
+        def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float:
+            now_s[0] += 60.0
+            return super().run(session, completed, stopping)
+
+    class TimedAudit(EndingAudit):
+        def judge(self, completed: int) -> None:
+            now_s[0] += 7.0
+
+    class TimedCheckpoints(CheckpointManager):
+        def save(self, session: Any, steps: int, *, score: float | None = None) -> Path:
+            now_s[0] += 5.0
+            return super().save(session, steps, score=score)
+
+    session = TimedSession()
+    manager = TimedCheckpoints(tmp_path / "checkpoints", cell, CheckpointSection(every=4, background=False))
+    run(session, tmp_path, manager, steps=8, validation=TimedValidation(), audit=TimedAudit(session))
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step_s"] for row in written] == [1.0] * 8
+    assert [row.get("outside_steps_s") for row in written] == [
+        None, None, {"validation": 60.0}, {"audit": 7.0}, {"validation": 60.0, "checkpoint": 5.0}, None,
+        {"audit": 7.0, "validation": 60.0}, None,
+    ]  # fmt: skip
