@@ -19,7 +19,7 @@ from benchbox.store.files import read_json, write_json
 from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -41,7 +41,8 @@ class CheckpointManifest:
 
     `topology` is {backend, world_size, mesh}; `files` the size and CRC-32 of every other file by its path in the folder.
     `score` is the value of the metric that `keep_best` compares, lower is better: its negative with `mode: max`. With
-    `trainable_only` the frozen weights are not in the checkpoint.
+    `trainable_only` the frozen weights are not in the checkpoint. `data` has a digest of each dataset, None where they are not
+    known, as in checkpoints of earlier versions.
     """
 
     steps: int
@@ -54,6 +55,7 @@ class CheckpointManifest:
     score: float | None
     files: dict[str, dict[str, int]]
     versions: dict[str, str]
+    data: list[dict[str, Any]] | None = None
 
     def write(self, folder: Path) -> None:
         """Write the manifest into the folder of its checkpoint, atomically."""
@@ -76,8 +78,8 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest:
             "anew, or resume it with the benchbox that saved it"
         )
     try:
-        return CheckpointManifest(**{name: values[name] for name in CheckpointManifest.__slots__})
-    except (KeyError, TypeError) as error:
+        return CheckpointManifest(**{name: values[name] for name in CheckpointManifest.__slots__ if name in values})
+    except TypeError as error:  # a field is missing
         raise RecordError(f"{path}: not what benchbox writes ({type(error).__name__}: {error})") from None
 
 
@@ -102,18 +104,23 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         DataError: there is none.
     """
-    for candidate in (path, path / LATEST, path / "checkpoints" / LATEST):
+    newest = (checkpoint for folder in (path, path / "checkpoints") for checkpoint in list_checkpoints(folder)[-1:])
+    for candidate in (path, path / LATEST, path / "checkpoints" / LATEST, *newest):  # not every file system has links
         if (candidate / MANIFEST).is_file():
             return candidate.resolve()  # `latest` may change
     raise DataError(f"{path}: no checkpoint of benchbox train: give a folder step-<n>, or that of a training")
 
 
 def begin_checkpoint(folder: Path, steps: int) -> Path:
-    """Return an empty folder to write a checkpoint into, after removing what interrupted saves have left."""
+    """Return an empty folder to write a checkpoint into, after removing what interrupted saves have left.
+
+    Raises:
+        OSError: the folder cannot be made, or not all of what an interrupted save of these steps has left can be removed.
+    """
+    partial = partial_folder(folder, steps)
     for prefix in (_PARTIAL, _REMOVED):
         for path in folder.glob(f"{prefix}*"):
-            shutil.rmtree(path)
-    partial = partial_folder(folder, steps)
+            shutil.rmtree(path, ignore_errors=path != partial)
     partial.mkdir(parents=True)
     return partial
 
@@ -122,26 +129,35 @@ def partial_folder(folder: Path, steps: int) -> Path:
     return folder / f"{_PARTIAL}{checkpoint_name(steps)}"
 
 
-def publish_checkpoint(folder: Path, steps: int) -> Path:
-    """Give a complete checkpoint its name, and let `latest` lead to it. All of it is on disk when this returns."""
+def publish_checkpoint(folder: Path, steps: int, warn: Callable[[str], object] = lambda _: None) -> Path:
+    """Give a complete checkpoint its name, and let `latest` lead to it. All of it is on disk when this returns.
+
+    Args:
+        warn: called with a line if `latest` could not be replaced, or an earlier checkpoint of the same steps not be removed.
+
+    Raises:
+        OSError: the checkpoint has not got its name, or that is not on disk.
+    """
     partial, final = partial_folder(folder, steps), folder / checkpoint_name(steps)
     for path in [*sorted(partial.rglob("*")), partial]:
         _sync(path)
     if final.exists():  # of an earlier training: `latest` must not lead to it while it is replaced
-        _point_latest(folder, [path for path in list_checkpoints(folder) if path != final])
-        _remove(final)
+        _point_latest(folder, [path for path in list_checkpoints(folder) if path != final], warn)
+        _delete(_hide(final), warn)
     partial.rename(final)
     _sync(folder)
-    _point_latest(folder, list_checkpoints(folder))
-    _sync(folder)
+    _point_latest(folder, list_checkpoints(folder), warn)
     return final
 
 
-def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
+def remove_old_checkpoints(folder: Path, keep: int, best: int = 0, warn: Callable[[str], object] = lambda _: None) -> None:
     """Remove all but the newest `keep` checkpoints and the `best` of lowest score.
 
-    Scores of another metric or validation than that of the newest checkpoint are not compared with the others: checkpoints that
-    have them stay until there are `best` others. With `best`, those whose score cannot be read stay.
+    Scores of another metric, validation or data than those of the newest checkpoint are not compared with the others:
+    checkpoints that have them stay until there are `best` others. With `best`, those whose score cannot be read stay.
+
+    Args:
+        warn: called with a line about each checkpoint that could not be removed.
     """
     paths = list_checkpoints(folder)
     remaining = set(paths[-keep:])
@@ -149,13 +165,19 @@ def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
         manifests = {path: manifest for path in paths if (manifest := _readable_manifest(path)) is not None}
         scores = {path: manifest.score for path, manifest in manifests.items() if manifest.score is not None}
         newest = manifests.get(paths[-1])
-        compared = None if newest is None else _what_is_compared(newest)
-        comparable = sorted((score, path) for path, score in scores.items() if _what_is_compared(manifests[path]) == compared)
+        comparable = sorted(
+            (score, path) for path, score in scores.items() if newest is not None and _are_comparable(manifests[path], newest)
+        )
         remaining |= {path for _, path in comparable[:best]} if len(comparable) >= best else scores.keys()
         remaining |= set(paths) - manifests.keys()
     for path in paths:
         if path not in remaining:
-            _remove(path)
+            try:
+                removed = _hide(path)
+            except OSError as error:
+                warn(f"{path}: an old checkpoint could not be removed ({_reason(error)})")
+            else:
+                _delete(removed, warn)
 
 
 def _readable_manifest(checkpoint: Path) -> CheckpointManifest | None:
@@ -164,6 +186,11 @@ def _readable_manifest(checkpoint: Path) -> CheckpointManifest | None:
         return read_manifest(checkpoint)
     except (RecordError, DataError):
         return None
+
+
+def _are_comparable(one: CheckpointManifest, other: CheckpointManifest) -> bool:
+    """Return whether the scores of two checkpoints are of the same metric and, as far as both state it, of the same data."""
+    return _what_is_compared(one) == _what_is_compared(other) and (None in (one.data, other.data) or one.data == other.data)
 
 
 def _what_is_compared(manifest: CheckpointManifest) -> tuple[Any, ...]:
@@ -224,9 +251,9 @@ def set_damaged_aside(folder: Path) -> list[str]:
         raise DataError(
             f"{path}: damaged checkpoint ({damage}), and there is no intact one; --out names a folder for a new training"
         )
+    lines: list[str] = []
     if damaged:
-        _point_latest(folder, paths)
-    lines = []
+        _point_latest(folder, paths, lines.append)
     for path, damage in damaged.items():
         aside = path.with_name(f"{_DAMAGED}{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -296,24 +323,41 @@ def _comparable(cell: Cell) -> dict[str, str]:
     return {key: repr(value) for key, value in (fields | whole).items()}
 
 
-def _point_latest(folder: Path, checkpoints: list[Path]) -> None:
-    """Let `latest` lead to the newest of the checkpoints; remove it without any."""
+def _point_latest(folder: Path, checkpoints: list[Path], warn: Callable[[str], object]) -> None:
+    """Let `latest` lead to the newest of the checkpoints, on disk too; remove it without any. A failure is a warning."""
     link = folder / LATEST
-    if not checkpoints:
-        link.unlink(missing_ok=True)
-        return
-    temporary = folder / f".{LATEST}"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(checkpoints[-1].name)
-    temporary.replace(link)
+    try:
+        if checkpoints:
+            temporary = folder / f".{LATEST}"
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(checkpoints[-1].name)
+            temporary.replace(link)
+        else:
+            link.unlink(missing_ok=True)
+        _sync(folder)
+    except OSError as error:
+        newest = checkpoints[-1].name if checkpoints else "nothing"
+        warn(f"{link}: the link could not be replaced ({_reason(error)}); the newest checkpoint is {newest}")
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint. It loses its name first, so that no half of it is ever taken for a checkpoint."""
+def _hide(checkpoint: Path) -> Path:
+    """Take the name from a checkpoint that is to be removed, so that no half of it is ever taken for a checkpoint."""
     removed = checkpoint.with_name(f"{_REMOVED}{checkpoint.name}")
     shutil.rmtree(removed, ignore_errors=True)
     checkpoint.rename(removed)
-    shutil.rmtree(removed)
+    return removed
+
+
+def _delete(removed: Path, warn: Callable[[str], object]) -> None:
+    """Remove what `_hide` has returned. A failure is a warning."""
+    try:
+        shutil.rmtree(removed)
+    except OSError as error:
+        warn(f"{removed}: not all files of an old checkpoint could be removed ({_reason(error)}); the next save tries again")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
 
 
 def _crc32(path: Path) -> int:

@@ -66,7 +66,9 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     section = ValidationSection(every=1, batch=settings.batch, max_samples=settings.max_samples)
     one_pass = ValidationPass(section, cell, samples, rank=0, tracker=ProgressTracker(), segments=segments)
     session = build_session(cell, policy, samples.statistics)
-    row = one_pass.run(session) | {"evaluated_weights": "averages" if settings.averages else "trained"}
+    row = one_pass.run(session)
+    assert row is not None, "nothing stops it"
+    row |= {"evaluated_weights": "averages" if settings.averages else "trained"}
     return {
         "schema_version": SCHEMA_VERSION,
         "checkpoint": {"name": checkpoint.name, "steps": manifest.steps, "cell": trained.to_dict()},

@@ -21,7 +21,10 @@ _NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 # Fields of a row that differ between two runs of the same training.
 MEASURED_FIELDS = frozenset(
-    {"step_s", "data_wait_s", "allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "mfu", "mfu_reason"}
+    {
+        *("step_s", "outside_steps_s", "data_wait_s", "mfu", "mfu_reason"),
+        *("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes"),
+    }
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from benchbox.measure.phases import NONE
+from benchbox.trainer.stopping import never_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,11 +35,6 @@ class StepAudit(Protocol):
         """
 
 
-def never_stop() -> bool:
-    """Return False: the default `stopping`."""
-    return False
-
-
 def train(
     session: Session,
     batches: Iterator[Batch],
@@ -61,21 +57,23 @@ def train(
         validation: None does not validate.
         audit: None audits nothing.
         after_step: called after every step.
-        stopping: called after every step; once it returns True, which it must on all ranks at once, a checkpoint is saved and
-            the training ends.
+        stopping: called after every step and before every batch of a validation; once it returns True, which it must on all
+            ranks at once, the validation is abandoned, a checkpoint without a score is saved, and the training ends.
 
     Returns:
         the number of completed steps, below `steps` if the training was stopped.
 
     Raises:
-        ConfigurationError: the validation has no such metric as `keep_best` compares.
+        ConfigurationError: the validation has no such metric as `keep_best` compares. What was trained until then is saved.
         DataError: a checkpoint could not be written.
         NonFiniteError: a loss or gradient norm is not finite. No checkpoint is saved after it.
         ThresholdError: an audit ends the training. No checkpoint is saved after it.
     """
     completed = start
     if validation is not None and start == 0 and validation.is_due(0, last=False):
-        validation.run(session, 0)
+        with metrics.outside_steps("validation"):
+            validation.run(session, 0, stopping)
+        validation.check_score()
     for step in range(start, steps):
         result = session.step(batches, instruments) if audit is None else audit.take_step(step, batches, instruments)
         metrics.add(step, result)
@@ -83,21 +81,23 @@ def train(
         if validation is not None and completed == start + 1:
             validation.check_metric(result.parts)  # not only when the first validation is due
         is_stopping = stopping()
-        last = completed == steps or is_stopping
         if audit is not None and audit.is_due(completed):
-            metrics.flush()  # a training that the audit ends has its rows
-            audit.judge(completed)
+            with metrics.outside_steps("audit"):  # a training that the audit ends has its rows
+                audit.judge(completed)
         score = None
-        if validation is not None and validation.is_due(completed, last=completed == steps):  # a stopped training ends soon
-            metrics.flush()
-            score = validation.run(session, completed)
-        if checkpoints is not None and checkpoints.is_due(completed, last=last):
-            metrics.flush()  # before the checkpoint: a diverged run must not replace a good checkpoint
-            checkpoints.save(session, completed, score=score)
+        if validation is not None and not is_stopping and validation.is_due(completed, last=completed == steps):
+            with metrics.outside_steps("validation"):
+                score = validation.run(session, completed, stopping)
+            is_stopping = score is None  # abandoned, or it has not the metric of the score
+        if checkpoints is not None and checkpoints.is_due(completed, last=is_stopping or completed == steps):
+            with metrics.outside_steps("checkpoint"):  # rows come first: a diverged run must not replace a good checkpoint
+                checkpoints.save(session, completed, score=score)
         after_step()
         if is_stopping:
             break
     if checkpoints is not None:
         checkpoints.close()
     metrics.flush()
+    if validation is not None:
+        validation.check_score()
     return completed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from benchbox.store.files import json_text, keep_rows
 from benchbox.trainer.trackers.fan_out import Trackers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from benchbox.session import StepResult
@@ -32,6 +33,7 @@ class MetricsLog:
         block_steps: number of steps in a block.
         is_writer: whether this rank writes the file.
         warning: called after every block until it returns a text, which is added to the last row of the block.
+        take_warnings: called after every block; the texts that it returns are added likewise.
         gauges: values of every row besides the results of the step.
         trackers: get the same rows, on the rank that writes.
     """
@@ -46,15 +48,18 @@ class MetricsLog:
         warning: Callable[[], str | None] = lambda: None,
         gauges: TrainingGauges | None = None,
         trackers: Trackers | None = None,
+        take_warnings: Callable[[], list[str]] = list,
     ) -> None:
         self._path = path
         self._block_steps = block_steps
         self._is_writer = is_writer
         self._warning: Callable[[], str | None] | None = warning
+        self._take_warnings = take_warnings
         self._gauges = gauges
         self._trackers = trackers or Trackers()
         self._block: list[tuple[int, StepResult]] = []
         self._block_start_s = time.perf_counter()
+        self._outside_s: dict[str, float] = {}  # since then, by activity
         if is_writer and path.exists():
             keep_rows(path, lambda step: step < start)
 
@@ -68,12 +73,26 @@ class MetricsLog:
         if len(self._block) >= self._block_steps:
             self.flush()
 
+    @contextmanager
+    def outside_steps(self, activity: str) -> Iterator[None]:
+        """Return the context of a validation or other activity between steps, whose time is not that of steps.
+
+        The current block is written first, as by `flush`. The first row after the activity has its seconds as
+        `outside_steps_s`.
+        """
+        self.flush()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._outside_s[activity] = self._outside_s.get(activity, 0.0) + time.perf_counter() - begin
+
     def flush(self) -> None:
         """Write the current block. All ranks must call it after the same steps.
 
-        `step_s` is the mean over the block, including checkpoints between its steps; `samples` is the number of samples that
-        all ranks consumed in the step, counted on each rank. The terms of the loss are means over those samples of all ranks
-        that have them; a term that no sample of the step has is left out.
+        `step_s` is the mean over the block, without `outside_steps`; `samples` is the number of samples that all ranks consumed
+        in the step, counted on each rank. The terms of the loss are means over those samples of all ranks that have them; a
+        term that no sample of the step has is left out.
 
         Raises:
             NonFiniteError: the block contains a loss or gradient norm that is not finite. It is written nevertheless.
@@ -85,10 +104,12 @@ class MetricsLog:
         parts = _mean_parts(results, device)
         rows: list[dict[str, Any]] = [self._row(*values) for values in zip(self._block, samples, parts, strict=True)]
         now = time.perf_counter()
-        step_s = (now - self._block_start_s) / len(rows)
+        step_s = (now - self._block_start_s - sum(self._outside_s.values())) / len(rows)
         gauged = [{} for _ in rows] if self._gauges is None else self._gauges.read([step for step, _ in self._block], step_s)
         rows = [{**row, "step_s": step_s, **values} for row, values in zip(rows, gauged, strict=True)]
-        self._block_start_s, self._block = now, []
+        if self._outside_s:
+            rows[0]["outside_steps_s"] = self._outside_s
+        self._block_start_s, self._outside_s, self._block = now, {}, []
         self._write(rows)
         for row in rows:
             for name in () if row.get("skipped") else ("loss", "grad_norm"):
@@ -101,7 +122,7 @@ class MetricsLog:
             return
         for row in rows:
             self._trackers.log(row)
-        warnings = self._trackers.take_warnings()
+        warnings = [*self._trackers.take_warnings(), *self._take_warnings()]
         if self._warning is not None and (text := self._warning()) is not None:
             self._warning = None
             warnings.append(text)

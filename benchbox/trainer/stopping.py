@@ -13,11 +13,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 
+def never_stop() -> bool:
+    """Return False: the request of a training that nothing stops."""
+    return False
+
+
 class AgreedStop:
     """Agreement of all ranks on whether to stop.
 
-    The ranks reduce their requests after every step, on the CPU, and read the result one step later: nothing waits for the
-    device, and by then the result has usually arrived. They therefore stop one step after the request was sent.
+    The ranks reduce their requests after every step and before every batch of a validation, on the CPU, and read the result one
+    step or batch later: nothing waits for the device, and by then the result has usually arrived. They therefore stop one step
+    or batch after the request was sent.
 
     Args:
         requested: whether this rank was asked to stop.
@@ -31,7 +37,7 @@ class AgreedStop:
         self._work: Work | None = None
 
     def agreed(self) -> bool:
-        """Return whether to stop now: the same on every rank. All ranks must call it after every step."""
+        """Return whether to stop now: the same on every rank. All ranks must call it after the same steps."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self._requested()
         stopping = False

@@ -16,11 +16,12 @@ from benchbox.spec.train import BestSection
 from benchbox.store.files import json_text, keep_rows
 from benchbox.trainer.evaluation import evaluating
 from benchbox.trainer.sample_table import SampleTable, gather
+from benchbox.trainer.stopping import never_stop
 from benchbox.trainer.trackers.fan_out import Trackers
 from benchbox.trainer.validation_sums import ValidationSums
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     import numpy as np
@@ -68,8 +69,12 @@ class ValidationPass:
             segments, batch=self._largest, rank=rank, world_size=cell.world_size, max_samples=section.max_samples
         )
 
-    def run(self, session: Session) -> dict[str, Any]:
+    def run(self, session: Session, stopping: Callable[[], bool] = never_stop) -> dict[str, Any] | None:
         """Return loss, terms and groups, the same on all ranks, which must all call it. See `ValidationSums.summary`.
+
+        Args:
+            stopping: called before every batch; once it returns True, which it must on all ranks at once, the pass is abandoned
+                and None is returned.
 
         Raises:
             DataError: a sample could not be read.
@@ -78,7 +83,9 @@ class ValidationPass:
         begin = time.perf_counter()
         averages = self._weights == "averages"
         with session.averaged_weights() if averages else nullcontext(), evaluating(session, self._cell.seed + self._rank):
-            sums = self._sum_batches(session)
+            sums = self._sum_batches(session, stopping)
+        if sums is None:
+            return None
         seconds = time.perf_counter() - begin
         row = {
             "seconds": seconds,
@@ -89,7 +96,7 @@ class ValidationPass:
             row["reason"] = f"{self._cell.policy} returns no losses per sample: means are over all samples, without groups"
         return row
 
-    def _sum_batches(self, session: Session) -> ValidationSums:
+    def _sum_batches(self, session: Session, stopping: Callable[[], bool]) -> ValidationSums | None:
         phase = self._tracker.phase
         sums: ValidationSums | None = None
         keys = [list(batch.keys) for batch in self._batches]
@@ -98,6 +105,8 @@ class ValidationPass:
             self._tracker.within("validate", len(keys)),
         ):
             for planned in self._batches:
+                if stopping():
+                    return None
                 with self._tracker.step():
                     with phase("data_wait"):
                         batch = next(loaded).unpack()
@@ -132,6 +141,7 @@ class Validation:
     ) -> None:
         self._section, self._pass, self._path, self._is_writer = section, one_pass, path, is_writer
         self._best = best or BestSection()
+        self._unscored: ConfigurationError | None = None
         self.trackers = Trackers()  # get the loss, its terms and its parts, on the rank that writes
         if is_writer and path.exists():
             keep_rows(path, lambda step: start > 0 and step <= start)  # one that begins again validates again
@@ -151,15 +161,23 @@ class Validation:
             where, message = "checkpoint.keep_best.metric", f"the validation has no metric {metric!r}"
             raise ConfigurationError(Problem(where, message, did_you_mean(metric, names)))
 
-    def run(self, session: Session, completed: int) -> float:
+    def run(self, session: Session, completed: int, stopping: Callable[[], bool] = never_stop) -> float | None:
         """Validate after `completed` steps, and return the score, lower is better. All ranks must call it and get the same.
+
+        Args:
+            stopping: see `ValidationPass.run`. An abandoned pass leaves no row.
+
+        Returns:
+            None if the pass was abandoned, or if there is no score: then `check_score` raises.
 
         Raises:
             NonFiniteError: the loss is not finite. The row is written nevertheless.
-            ConfigurationError: no validation sample has the term that is the metric of the score.
             DataError: a sample could not be read.
         """
-        row = {"step": completed, **self._pass.run(session)}
+        result = self._pass.run(session, stopping)
+        if result is None:
+            return None
+        row = {"step": completed, **result}
         if self._is_writer:
             with self._path.open("a") as log:
                 log.write(json_text(row) + "\n")
@@ -169,10 +187,20 @@ class Validation:
             raise NonFiniteError(f"validation after {completed} steps: loss is {loss}")
         return self._score(row)
 
-    def _score(self, row: dict[str, Any]) -> float:
+    def check_score(self) -> None:
+        """Check that validations had the metric of the score: apart from `run`, so that a checkpoint can be saved before.
+
+        Raises:
+            ConfigurationError: no validation sample had the term that is the metric.
+        """
+        if self._unscored is not None:
+            raise self._unscored
+
+    def _score(self, row: dict[str, Any]) -> float | None:
         metric = self._best.metric
         values = {**row.get("parts", {}), **row["terms"], "loss": row["loss"]}
         if metric not in values:
-            where = "checkpoint.keep_best.metric"
-            raise ConfigurationError(Problem(where, f"no validation sample has {metric!r}", did_you_mean(metric, values)))
+            message = f"no validation sample has {metric!r}: write another metric, and continue with --resume"
+            self._unscored = ConfigurationError(Problem("checkpoint.keep_best.metric", message, did_you_mean(metric, values)))
+            return None
         return float(values[metric]) * (-1.0 if self._best.mode == "max" else 1.0)

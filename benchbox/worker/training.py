@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchbox.data.samples.digest import digest_datasets
 from benchbox.errors import DataError
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument
@@ -52,18 +53,25 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     cell, folder = config.cell, Path(job["folder"])
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
-    manager = CheckpointManager(
-        folder / "checkpoints", cell, config.checkpoint, config.to_dict(), waiting=lambda: tracker.within(CHECKPOINT, 1)
-    )
-    checkpoints = manager if config.checkpoint.every else None
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
     meta_policy = copy_meta_policy(cell, policy)
     checkpoint = _awaited(folder / "checkpoints" / job["checkpoint"]) if job["checkpoint"] else None
     start = checkpoint_steps(checkpoint) if checkpoint else 0
     with ExitStack() as contexts:
+        stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
+        manager = CheckpointManager(
+            folder / "checkpoints",
+            cell,
+            config.checkpoint,
+            config.to_dict(),
+            waiting=lambda: tracker.within(CHECKPOINT, 1),
+            data=digest_datasets(stream.samples),
+        )
+        if checkpoint:
+            manager.check_data(checkpoint)  # before weights are loaded and records replaced
+        checkpoints = manager if config.checkpoint.every else None
         if checkpoints is not None:
             contexts.enter_context(checkpoints)
-        stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
         validation = None
         if config.validation.every:
             validation = Validation(
@@ -114,6 +122,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             warning=stream.episode_warning,
             gauges=gauges,
             trackers=trackers,
+            take_warnings=manager.take_warnings,
         )
         audit = None
         if config.audit.every:
@@ -136,6 +145,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             after_step=reporter.report_progress,
             stopping=stop.agreed,
         )
+    _print_warnings(manager.take_warnings())
     if completed < config.steps:
         events.write("stopped", completed=completed, signal=signals.requested)
 
@@ -165,5 +175,10 @@ def _open_trackers(config: TrainConfig, folder: Path, start: int, rank: int) -> 
         yield trackers
     finally:
         trackers.close()
-        for warning in trackers.take_warnings():  # too late for a row of metrics
-            print(f"warning: {warning}", file=sys.stderr)
+        _print_warnings(trackers.take_warnings())
+
+
+def _print_warnings(warnings: list[str]) -> None:
+    """Print what is too late for a row of metrics to the log of the rank."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)

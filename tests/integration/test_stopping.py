@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from benchbox.store.checkpoints import list_checkpoints
+from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.store.events import read_events
 from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.checkpoints import checksums
 from tests.support.commands import run_in_process
+from tests.support.datasets import write_robot
 from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
@@ -160,3 +161,26 @@ def test_a_training_that_takes_no_steps_yet_ends_at_once(tmp_path: Path) -> None
     assert process.returncode == 130
     assert "stopped by the user before it ended; no checkpoint" in stderr
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_signal_during_a_validation_saves_before_the_validation_ends(tmp_path: Path) -> None:
+    """Both ranks leave the pass together, which would take them 750 batches more."""
+    config, out = tmp_path / "train.yaml", tmp_path / "out"
+    root = write_robot(tmp_path / "robot", cameras={"top": (16, 16)}, lengths=(1500, 1500))
+    config.write_text(
+        TRAINING.format(backend="ddp").replace("value", "pi0").replace("synthetic", f"{{lerobot: {root}, validation: 0.5}}")
+        + "validation: {every: 1, batch: 1}\n"
+    )
+    process = subprocess.Popen(command(config, out), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not (out / "metrics.jsonl").exists():  # written before the validation begins
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (start, *_), _ = read_events(out / "launch" / "events-rank1.jsonl")
+    os.kill(start["pid"], signal.SIGUSR1)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 130, stderr
+    (checkpoint,) = list_checkpoints(out / "checkpoints")
+    assert (checkpoint.name, read_manifest(checkpoint).score) == ("step-00000001", None)
+    assert not (out / "validation.jsonl").exists()

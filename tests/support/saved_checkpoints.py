@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 
-def save_checkpoint(folder: Path, steps: int, cell: Cell = CELL, score: float | None = None, mode: str | None = None) -> Path:
+def save_checkpoint(
+    folder: Path,
+    steps: int,
+    cell: Cell = CELL,
+    score: float | None = None,
+    mode: str | None = None,
+    episodes: int | None = None,
+) -> Path:
     """Save a checkpoint that has one file."""
     partial = begin_checkpoint(folder, steps)
     (partial / "tensors.bin").write_bytes(os.urandom(4096))
@@ -29,5 +36,6 @@ def save_checkpoint(folder: Path, steps: int, cell: Cell = CELL, score: float | 
         score=score,
         files=describe_files(partial, [partial / "tensors.bin"]),
         versions={},
+        data=None if episodes is None else [{"dataset": "robots/a", "episodes": episodes}],
     ).write(partial)
     return publish_checkpoint(folder, steps)

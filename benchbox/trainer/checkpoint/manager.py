@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -11,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from benchbox.backends.state import STATE, WEIGHTS
+from benchbox.data.samples.digest import data_differences
 from benchbox.dcp.files import TensorFolder
-from benchbox.errors import DataError, UnsupportedError
+from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
 from benchbox.registry.phases import CHECKPOINT_LIMIT_S
 from benchbox.store.checkpoints import (
     CheckpointManifest,
@@ -39,10 +41,11 @@ from benchbox.trainer.checkpoint.state import (
 from benchbox.trainer.checkpoint.writing import BackgroundTask, CheckpointContents, write_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from benchbox.data.samples.digest import DatasetDigest
     from benchbox.session import Session
     from benchbox.spec.cell import Cell
     from benchbox.spec.train import CheckpointSection
@@ -57,6 +60,8 @@ class CheckpointManager:
         section: how often they are saved, and how many are kept.
         config: the training configuration, for the manifest.
         waiting: entered while the training waits for files.
+        data: digests of the datasets, for the manifest and to compare with those of a checkpoint that is restored; None if they
+            are not known.
     """
 
     def __init__(
@@ -66,8 +71,10 @@ class CheckpointManager:
         section: CheckpointSection,
         config: Mapping[str, Any] | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        data: Sequence[DatasetDigest] | None = None,
     ) -> None:
         self._folder = folder
+        self._data = None if data is None else [dict(digest) for digest in data]
         self._waiting = waiting
         self._cell = cell
         self._section = section
@@ -75,6 +82,7 @@ class CheckpointManager:
         self._task: BackgroundTask | None = None
         self._group: dist.ProcessGroup | None = None
         self._owners = PartOwners()
+        self._warnings: deque[str] = deque()  # appended to by the thread that writes
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +133,8 @@ class CheckpointManager:
         def write() -> None:
             best = self._section.keep_best
             count = 0 if best is None else best.count
-            write_checkpoint(self._folder, contents, self._group, keep=self._section.keep, keep_best=count)
+            keep = self._section.keep
+            write_checkpoint(self._folder, contents, self._group, keep=keep, keep_best=count, warn=self._warnings.append)
 
         if self._section.background:
             self._task = BackgroundTask(write)
@@ -145,6 +154,10 @@ class CheckpointManager:
             with self._waiting():
                 task.join()
 
+    def take_warnings(self) -> list[str]:
+        """Return lines about what failed since the last call although a checkpoint was saved; on rank 0 only."""
+        return [self._warnings.popleft() for _ in range(len(self._warnings))]
+
     def _manifest(self, session: Session, steps: int, score: float | None) -> CheckpointManifest:
         backend = session.backend
         return CheckpointManifest(
@@ -158,7 +171,21 @@ class CheckpointManager:
             score=score,
             files={},
             versions={"python": sys.version.split()[0], "torch": torch.__version__},
+            data=self._data,
         )
+
+    def check_data(self, checkpoint: Path) -> None:
+        """Check that the datasets are those that a checkpoint was trained on: others would be drawn and divided otherwise.
+
+        Raises:
+            ConfigurationError: one of them has changed, naming what differs.
+        """
+        saved = read_manifest(checkpoint).data
+        if saved is None or self._data is None:
+            return
+        hint = "resume with the data that it was trained on, or name another folder by --out for a new training"
+        if differences := list(data_differences(saved, self._data)):
+            raise ConfigurationError([Problem(str(checkpoint), f"other data: {line}", hint) for line in differences])
 
     def restore(self, session: Session, checkpoint: Path) -> None:
         """Load a checkpoint, of any backend and number of ranks, into a freshly built session. All ranks must call it.
@@ -167,11 +194,12 @@ class CheckpointManager:
         or moments.
 
         Raises:
-            ConfigurationError: the checkpoint belongs to another configuration.
+            ConfigurationError: the checkpoint belongs to another configuration or other data.
             UnsupportedError: frozen weights that the checkpoint leaves out were drawn on another kind of device.
             DataError: the checkpoint is damaged. Nothing in the session has changed if a file is missing or cut off.
         """
         configuration_changes(checkpoint, self._cell)
+        self.check_data(checkpoint)
         if (damage := damage_of(checkpoint, contents=False)) is not None:
             raise DataError(f"{checkpoint}: damaged checkpoint ({damage}); remove it to resume from the previous one")
         with_frozen = not read_manifest(checkpoint).trainable_only

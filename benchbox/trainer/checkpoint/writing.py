@@ -40,22 +40,40 @@ class CheckpointContents:
 
 
 def write_checkpoint(
-    folder: Path, contents: CheckpointContents, group: dist.ProcessGroup | None, *, keep: int, keep_best: int
+    folder: Path,
+    contents: CheckpointContents,
+    group: dist.ProcessGroup | None,
+    *,
+    keep: int,
+    keep_best: int,
+    warn: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Write a checkpoint under another name, flush it, and rename it. All ranks of the group must call it.
+
+    Args:
+        keep, keep_best: see `remove_old_checkpoints`.
+        warn: called on rank 0 with a line about each thing that failed when the checkpoint was complete: its link, or the
+            removal of older ones.
 
     Raises:
         DataError: on every rank, if it cannot be written on one of them.
     """
     try:
-        _write(folder, contents, group, keep, keep_best)
+        _write(folder, contents, group, keep, keep_best, warn)
     except DataError:  # on all ranks: none writes any more
         if rank() == 0:  # the reason may be a full disk, and the error is to be reported on it
             shutil.rmtree(partial_folder(folder, contents.manifest.steps), ignore_errors=True)
         raise
 
 
-def _write(folder: Path, contents: CheckpointContents, group: dist.ProcessGroup | None, keep: int, keep_best: int) -> None:
+def _write(
+    folder: Path,
+    contents: CheckpointContents,
+    group: dist.ProcessGroup | None,
+    keep: int,
+    keep_best: int,
+    warn: Callable[[str], object],
+) -> None:
     steps = contents.manifest.steps
     partial = partial_folder(folder, steps)
     _on_all_ranks(group, lambda: begin_checkpoint(folder, steps) if rank() == 0 else None)
@@ -76,8 +94,8 @@ def _write(folder: Path, contents: CheckpointContents, group: dist.ProcessGroup 
             if not (partial / name).is_file():
                 raise OSError(f"{name} of another machine is not in {folder}: all machines need one shared folder")
         replace(contents.manifest, files=files).write(partial)
-        publish_checkpoint(folder, steps)
-        remove_old_checkpoints(folder, keep, keep_best)
+        publish_checkpoint(folder, steps, warn)
+        remove_old_checkpoints(folder, keep, keep_best, warn)
 
     _on_all_ranks(group, publish)
 

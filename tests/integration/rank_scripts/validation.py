@@ -36,11 +36,15 @@ from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 from benchbox.spec.validation_section import ValidationSection
 from benchbox.trainer.evaluation import evaluating
+from benchbox.trainer.gauges import MEASURED_FIELDS
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
+from benchbox.trainer.stopping import never_stop
 from benchbox.trainer.validation import Validation, ValidationPass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchbox.session import Session
 
 STEPS = 2
@@ -110,7 +114,7 @@ def run_training(cell: Cell, rank: int, folder: Path, *, validates: bool) -> dic
         train(session, stream, start=0, steps=STEPS, metrics=metrics, checkpoints=None, validation=validation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if rank == 0 else []
     return {
-        "metrics": [{key: value for key, value in line.items() if key != "step_s"} for line in lines],
+        "metrics": [{key: value for key, value in line.items() if key not in MEASURED_FIELDS} for line in lines],
         "state": fingerprint(session),
         "modes": [module.training for module in session.model.modules()],
         "generators": digest(
@@ -136,9 +140,9 @@ class TwoValidations(Validation):
         super().__init__(section, passes[0], path=folder / "validation.jsonl", **options)
         self._averages = Validation(of_averages, passes[1], path=folder / "averages.jsonl", **options)
 
-    def run(self, session: Session, completed: int) -> float:
-        self._averages.run(session, completed)
-        return super().run(session, completed)
+    def run(self, session: Session, completed: int, stopping: Callable[[], bool] = never_stop) -> float | None:
+        self._averages.run(session, completed, stopping)
+        return super().run(session, completed, stopping)
 
 
 def draw_numbers(*_: Any) -> None:

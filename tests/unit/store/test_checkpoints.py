@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchbox.errors import ConfigurationError, DataError, RecordError
 from benchbox.spec.optim import SpikeSpec
 from benchbox.store.checkpoints import (
+    begin_checkpoint,
     configuration_changes,
     damage_of,
     describe_resume,
+    find_checkpoint,
     list_checkpoints,
     publish_checkpoint,
     remove_old_checkpoints,
@@ -120,6 +124,24 @@ def test_scores_of_another_metric_are_not_compared_and_what_has_them_stays_until
     assert list_checkpoints(tmp_path) == second
 
 
+def test_scores_of_other_data_are_not_compared_and_what_has_them_stays_until_there_are_others(tmp_path: Path) -> None:
+    """The loss of easier validation episodes says nothing about that of others."""
+    first = save_checkpoint(tmp_path, 2, score=0.1, mode="min", episodes=100)
+    second = [save_checkpoint(tmp_path, 4, score=0.5, mode="min", episodes=101)]
+    remove_old_checkpoints(tmp_path, keep=1, best=2)
+    assert list_checkpoints(tmp_path) == [first, *second]
+    second += [save_checkpoint(tmp_path, steps, score=0.6, mode="min", episodes=101) for steps in (6, 8)]
+    remove_old_checkpoints(tmp_path, keep=1, best=1)
+    assert list_checkpoints(tmp_path) == [second[0], second[-1]]
+
+
+def test_scores_of_a_checkpoint_from_before_data_were_stated_are_compared(tmp_path: Path) -> None:
+    paths = [save_checkpoint(tmp_path, 2, score=0.1, mode="min")]
+    paths += [save_checkpoint(tmp_path, steps, score=0.6, mode="min", episodes=100) for steps in (4, 6)]
+    remove_old_checkpoints(tmp_path, keep=1, best=1)
+    assert list_checkpoints(tmp_path) == [paths[0], paths[2]]
+
+
 def test_a_checkpoint_whose_score_cannot_be_read_stays_and_ends_no_training(tmp_path: Path) -> None:
     paths = [
         save_checkpoint(tmp_path, steps, score=score, mode="min") for steps, score in ((2, 1.0), (4, 3.0), (6, 2.0), (8, 1.5))
@@ -143,6 +165,57 @@ def test_no_checkpoint_is_without_its_files_while_it_is_removed(tmp_path: Path, 
     with pytest.raises(KeyboardInterrupt):
         remove_old_checkpoints(tmp_path, keep=1)
     assert [damage_of(path) for path in list_checkpoints(tmp_path)] == [None]
+
+
+def test_without_a_link_a_checkpoint_is_published_with_a_warning_and_the_newest_is_found(tmp_path: Path) -> None:
+    """Some file systems have no links. Here a folder is in the place of the link that is made first."""
+    (tmp_path / "checkpoints/.latest/file").mkdir(parents=True)
+    warnings: list[str] = []
+    for steps in (1, 2):
+        partial = begin_checkpoint(tmp_path / "checkpoints", steps)
+        write_json(partial / "checkpoint.json", {})
+        newest = publish_checkpoint(tmp_path / "checkpoints", steps, warnings.append)
+    assert [warning.partition(": ")[0] for warning in warnings] == [str(tmp_path / "checkpoints/latest")] * 2
+    assert warnings[1].endswith("the newest checkpoint is step-00000002")
+    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoints") == newest
+
+
+def keep_folders(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let no folder of this name be removed: what NFS does while another process has one of its files open."""
+    remove = os.rmdir
+
+    def fail(path: str | Path, **options: Any) -> None:
+        if Path(path).name == name:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", fail)
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_warnings_and_the_next_save_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in (1, 2):
+        save_checkpoint(tmp_path, steps)
+    warnings: list[str] = []
+    keep_folders(monkeypatch, ".removed-step-00000001")
+    remove_old_checkpoints(tmp_path, keep=1, warn=warnings.append)
+    removed = tmp_path / ".removed-step-00000001"
+    assert warnings == [
+        f"{removed}: not all files of an old checkpoint could be removed (Directory not empty); the next save tries again"
+    ]
+    newest = save_checkpoint(tmp_path, 3)
+    assert removed.exists()
+    assert list_checkpoints(tmp_path)[-1] == newest
+
+
+def test_a_save_does_not_begin_in_a_folder_of_its_own_that_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".partial-step-00000003").mkdir()
+    keep_folders(monkeypatch, ".partial-step-00000003")
+    with pytest.raises(OSError, match="Directory not empty"):
+        begin_checkpoint(tmp_path, 3)
 
 
 def test_all_files_of_a_checkpoint_are_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -198,6 +198,24 @@ def test_a_checkpoint_of_another_configuration_is_refused(checkpoints: Checkpoin
     with pytest.raises(ConfigurationError, match=r"batch is 2 there and 4 here \(2 samples per step there and 4 here\)"):
         another.restore(session, folder)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
+
+
+def test_a_checkpoint_of_other_data_is_refused_and_one_that_states_none_is_not(tmp_path: Path, cell: Cell) -> None:
+    def manager(episodes: int | None) -> CheckpointManager:
+        digest: Any = {"dataset": "robots/a", "episodes": episodes}
+        return CheckpointManager(
+            tmp_path, cell, CheckpointSection(background=False), data=None if episodes is None else [digest]
+        )
+
+    stated, unstated = manager(100).save(SmallSession(), 2), manager(None).save(SmallSession(), 4)
+    session = SmallSession(seed=1)
+    before = weights(session)
+    message = r"step-00000002: other data: robots/a: 100 episodes then, 101 now; resume with the data that it was trained on"
+    with pytest.raises(ConfigurationError, match=message):
+        manager(101).restore(session, stated)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
+    manager(100).restore(session, stated)
+    manager(101).restore(session, unstated)
 
 
 @pytest.mark.parametrize("with_all", [False, True])

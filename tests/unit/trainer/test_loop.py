@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from benchbox.errors import NonFiniteError, ThresholdError
-from benchbox.store.checkpoints import list_checkpoints
+from benchbox.errors import ConfigurationError, NonFiniteError, ThresholdError
+from benchbox.measure.phases import NONE
+from benchbox.spec.train import CheckpointSection
+from benchbox.store.checkpoints import list_checkpoints, read_manifest
+from benchbox.trainer.checkpoint import CheckpointManager
+from benchbox.trainer.gauges import MEASURED_FIELDS
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
 from tests.support.small_session import SmallSession, batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
 
     from benchbox.session import StepResult
-    from benchbox.trainer.checkpoint import CheckpointManager
+    from benchbox.spec.cell import Cell
 
 
 def run(
@@ -44,7 +49,7 @@ def run(
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "step_s"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in MEASURED_FIELDS} for row in rows]
 
 
 def saved(folder: Path) -> list[str]:
@@ -138,24 +143,104 @@ def test_an_audit_that_ends_the_training_leaves_its_rows_and_no_checkpoint(
     assert saved(tmp_path) == ["step-00000002"]
 
 
-class LastValidation:
-    """Validation that is due at the end, and notes after which steps it ran."""
+class NotedValidation:
+    """Validation that is due after every second step, and notes after which steps it ran."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
 
     def is_due(self, completed: int, *, last: bool) -> bool:
-        return last
+        return completed > 0 and completed % 2 == 0
 
     def check_metric(self, parts: Any) -> None: ...
 
-    def run(self, session: SmallSession, completed: int) -> float:
+    def check_score(self) -> None: ...
+
+    def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float:
         self.steps.append(completed)
         return 0.5
 
 
 def test_a_training_that_is_asked_to_stop_does_not_validate_before_it_ends(tmp_path: Path) -> None:
-    answers, stopped, ended = iter([False, True]), LastValidation(), LastValidation()
+    answers, stopped, ended = iter([False, True]), NotedValidation(), NotedValidation()
     run(SmallSession(), tmp_path / "stopped", None, steps=8, stopping=lambda: next(answers), validation=stopped)
     run(SmallSession(), tmp_path / "ended", None, steps=2, validation=ended)
     assert (stopped.steps, ended.steps) == ([], [2])
+
+
+def test_a_training_that_is_asked_to_stop_while_it_validates_saves_without_a_score_and_ends(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    class LongValidation(NotedValidation):
+        """Validation after every step, which takes two batches."""
+
+        def is_due(self, completed: int, *, last: bool) -> bool:
+            return completed > 0
+
+        def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float | None:
+            return None if stopping() or stopping() else super().run(session, completed, stopping)
+
+    answers, validation = iter([False, False, False, False, False, True]), LongValidation()
+    rows = run(SmallSession(), tmp_path, checkpoints, steps=8, stopping=lambda: next(answers), validation=validation)
+    assert validation.steps == [1]
+    assert [row["step"] for row in rows] == [0, 1]
+    (newest,) = list_checkpoints(tmp_path / "checkpoints")
+    assert (newest.name, read_manifest(newest).score) == ("step-00000002", None)
+
+
+def test_a_training_whose_validation_has_no_score_ends_after_a_checkpoint(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    """The checkpoint would not be due yet: with another metric, the training continues from it."""
+
+    class UnscoredValidation(NotedValidation):
+        def is_due(self, completed: int, *, last: bool) -> bool:
+            return completed == 3
+
+        def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> None:
+            self.steps.append(completed)
+
+        def check_score(self) -> None:
+            if self.steps:
+                raise ConfigurationError("no validation sample has 'rare'")
+
+    with pytest.raises(ConfigurationError, match="no validation sample has 'rare'"):
+        run(SmallSession(), tmp_path, checkpoints, steps=8, validation=UnscoredValidation())
+    assert saved(tmp_path) == ["step-00000002", "step-00000003"]
+    assert [row["step"] for row in read_rows(tmp_path)] == [0, 1, 2]
+
+
+def test_validations_checkpoints_and_audits_are_no_part_of_the_time_of_steps(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+
+    class TimedSession(SmallSession):
+        def step(self, batches: Iterator[Tensor], instruments: Any = NONE) -> StepResult:
+            now_s[0] += 1.0
+            return super().step(batches, instruments)
+
+    class TimedValidation(NotedValidation):
+        def run(self, session: SmallSession, completed: int, stopping: Callable[[], bool]) -> float:
+            now_s[0] += 60.0
+            return super().run(session, completed, stopping)
+
+    class TimedAudit(EndingAudit):
+        def judge(self, completed: int) -> None:
+            now_s[0] += 7.0
+
+    class TimedCheckpoints(CheckpointManager):
+        def save(self, session: Any, steps: int, *, score: float | None = None) -> Path:
+            now_s[0] += 5.0
+            return super().save(session, steps, score=score)
+
+    session = TimedSession()
+    manager = TimedCheckpoints(tmp_path / "checkpoints", cell, CheckpointSection(every=4, background=False))
+    run(session, tmp_path, manager, steps=8, validation=TimedValidation(), audit=TimedAudit(session))
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step_s"] for row in written] == [1.0] * 8
+    assert [row.get("outside_steps_s") for row in written] == [
+        None, None, {"validation": 60.0}, {"audit": 7.0}, {"validation": 60.0, "checkpoint": 5.0}, None,
+        {"audit": 7.0, "validation": 60.0}, None,
+    ]  # fmt: skip

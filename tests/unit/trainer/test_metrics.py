@@ -144,3 +144,37 @@ def test_the_time_of_a_step_is_the_mean_of_its_block_since_the_block_before(
         now_s[0] += seconds
         log.add(step, result())
     assert [row["step_s"] for row in rows(tmp_path / "metrics.jsonl")] == [1.0, 1.0, 3.0, 3.0]
+
+
+def test_activities_between_steps_are_no_time_of_steps_and_are_in_the_first_row_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    log = open_log(tmp_path / "metrics.jsonl")
+    for step in range(5):
+        now_s[0] += 1.0
+        log.add(step, result())
+        if step == 2:  # within a block, which is written before
+            for activity, seconds in (("validation", 60.0), ("checkpoint", 5.0)):
+                with log.outside_steps(activity):
+                    assert len(rows(tmp_path / "metrics.jsonl")) == 3
+                    now_s[0] += seconds
+    written = rows(tmp_path / "metrics.jsonl")
+    assert [row["step_s"] for row in written] == [1.0] * 5
+    outside_s = {"validation": 60.0, "checkpoint": 5.0}
+    assert [row.get("outside_steps_s") for row in written] == [None, None, None, outside_s, None]
+
+
+def test_warnings_are_in_the_last_row_of_the_block_before_which_they_arose(tmp_path: Path) -> None:
+    warnings = [["a link failed", "a folder stays"], []]
+    options: dict[str, Any] = {"start": 0, "block_steps": 2, "is_writer": True}
+    log = MetricsLog(tmp_path / "metrics.jsonl", take_warnings=lambda: warnings.pop(0), **options)
+    for step in range(4):
+        log.add(step, result())
+    assert [row.get("warning") for row in rows(tmp_path / "metrics.jsonl")] == [
+        None,
+        "a link failed; a folder stays",
+        None,
+        None,
+    ]

@@ -123,6 +123,19 @@ def test_loader_processes_end_with_the_validation(validation: Callable[..., Vali
     assert not set(psutil.Process().children(recursive=True)) & started
 
 
+def test_a_validation_that_is_asked_to_stop_is_abandoned_before_the_next_batch_without_a_row(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    session, tracker, answers = NoisySession(), ProgressTracker("train"), iter([False, True])
+    score = validation(tracker=tracker, batch=1, weights="averages").run(session, 3, lambda: next(answers))
+    assert score is None
+    assert len(session.samples) == 1
+    assert not (tmp_path / "validation.jsonl").exists()
+    assert session.model.training
+    assert session.offset == 0.0, "the model has its own weights again"
+    assert tracker.state.stage == "train"
+
+
 def test_progress_is_reported_as_batches_of_a_stage_and_training_continues_in_its_own(
     validation: Callable[..., Validation],
 ) -> None:
@@ -182,8 +195,17 @@ def test_a_metric_that_the_policy_does_not_have_is_refused_after_the_first_step(
     with pytest.raises(ConfigurationError, match=r"keep_best.metric: the validation has no metric 'accurracy'; did you mean"):
         own.check_metric(["noise", "rare", "accuracy"])
     validation(best={"metric": "rare"}).check_metric(["noise", "rare", "accuracy"])
-    with pytest.raises(ConfigurationError, match="no validation sample has 'rare'"):
-        validation(best={"metric": "rare"}).run(NoisySession(), 3)
+
+
+def test_a_metric_that_no_validation_sample_has_is_refused_after_the_row_is_written(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    own = validation(best={"metric": "rare"})
+    own.check_score()
+    assert own.run(NoisySession(), 3) is None
+    assert [row["step"] for row in rows(tmp_path)] == [3]
+    with pytest.raises(ConfigurationError, match="no validation sample has 'rare': write another metric, and continue with"):
+        own.check_score()
 
 
 def test_averages_are_validated_in_place_of_the_weights(validation: Callable[..., Validation], tmp_path: Path) -> None:
