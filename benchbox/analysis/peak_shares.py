@@ -186,7 +186,9 @@ def _optimizer_bytes(record: LaunchRecord) -> int | str:
     if (moments := _dtypes(record, "exp_avg") | _dtypes(record, "exp_avg_sq")) != {"float32"}:
         return f"the bytes of AdamW are known for moments in float32, and these are in {_words(moments)}"
     gradients, masters = _dtypes(record, "gradient"), _dtypes(record, "master")
-    if not gradients or not gradients <= (_SIXTEEN_BIT if masters else {"float32"}):
+    if not gradients:
+        return "the dtype of gradients was not recorded"
+    if not gradients <= (_SIXTEEN_BIT if masters else {"float32"}):
         beside = "with" if masters else "without"
         return f"the bytes of AdamW are not known for gradients in {_words(gradients)} {beside} masters"
     return ADAMW_BYTES * sum(entry["elements"] for entry in precision["census"] if entry["kind"] == "exp_avg")

@@ -173,7 +173,11 @@ def predict_in_process(
         return {cell.cell_id: _process_failure(error) for cell in cells}
 
 
-def _process_failure(error: Exception) -> PredictionFailure:
+def _process_failure(error: Exception) -> str:
+    from concurrent.futures.process import BrokenProcessPool
+
+    if isinstance(error, (BrokenProcessPool, MemoryError)):
+        return "the process that predicts was killed, or ran out of memory"
     return PredictionFailure(f"the process that predicts failed: {type(error).__name__}: {error}")
 
 

@@ -1,7 +1,7 @@
 """Names that an adapter builds, as far as its `presets.yaml` says: planning imports no adapter.
 
-A size may have `names`, a mapping of all names that are built at this size to their settings, and `synthetic`, a list of those
-that generate their batches. Without `names`, a name is known when it is built.
+A size may have `names`, a mapping of all names that are built at this size to their settings, `synthetic`, a list of those that
+generate their batches, and `folders: true` where a path is built too. Without `names`, a name is known when it is built.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def name_refusal(entry: PolicyEntry, size: str) -> tuple[str, str] | None:
     """Return why an adapter does not build a name at a size, and what to do; None if it may, and for other policies."""
-    names = entry.presets[size].get("names")
-    if entry.source is None or names is None or "/" in entry.source or entry.source in names:
+    names, takes_folders = entry.presets[size].get("names"), entry.presets[size].get("folders", False)
+    if entry.source is None or names is None or entry.source in names or (takes_folders and "/" in entry.source):
         return None
     adapter, hint = entry.name.partition(":")[0], did_you_mean(entry.source, names)
-    if Path(entry.source).is_dir():
+    if takes_folders and Path(entry.source).is_dir():
         hint = f"a folder is written with a slash: {adapter}:./{entry.source}"
     return f"adapter {adapter} has no policy {entry.source!r} at size {size}", hint
 

@@ -210,7 +210,7 @@ class CompilationRecord(TypedDict):
 
 
 class Compilation(TypedDict):
-    """Work of torch.compile, by rank."""
+    """Work of torch.compile, by rank; where compile is off, of the ranks that compiled anything all the same."""
 
     per_rank: list[CompilationRecord]
 

@@ -125,7 +125,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             unit="s",
             direction="lower",
             formula="time that torch.compile took until the end of the measured steps, on the rank that took longest; null "
-            "where compile is off",
+            "where nothing was compiled",
             read=_compile_time,
         ),
         Metric(

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
@@ -82,7 +92,9 @@ class MeasureFile(Strict):
     """Seconds that one launch may take, start to end."""
     hang_after_s: Positive = _MEASURE.hang_after_s
     """Seconds without progress of any rank after which a launch counts as hung."""
-    memory_limit: Annotated[ByteCount, AfterValidator(_check_limit)] = _MEASURE.memory_limit
+    memory_limit: Annotated[
+        ByteCount, AfterValidator(_check_limit), WithJsonSchema({"type": ["integer", "string"], "minimum": _MIN_LIMIT})
+    ] = _MEASURE.memory_limit
     """Memory that one rank may use, as in 40 GiB: beyond it a launch ends as oom. It is the device's own when it is absent."""
 
     @model_validator(mode="after")

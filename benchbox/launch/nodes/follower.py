@@ -96,7 +96,7 @@ class _Follower:
         self._nodes = nodes
         self._launcher = TorchrunLauncher(nodes=nodes)
         self._number = 0  # of the last launch that was started, or has ended before
-        self._waiting_since: float | None = None  # for the files of an announced launch
+        self._waiting_since: dict[int, float] = {}  # for the files of an announced launch, by its number
         self._job: Job | None = None
         self._group: RankGroup | None = None
         self._has_asked = False
@@ -140,10 +140,9 @@ class _Follower:
         except RecordError:
             visible = None
         if visible == launch["id"]:
-            self._waiting_since = None
             return True
-        self._waiting_since = self._waiting_since or time.monotonic()
-        if time.monotonic() - self._waiting_since > self._nodes.timeout_s:
+        since = self._waiting_since.setdefault(launch["number"], time.monotonic())
+        if time.monotonic() - since > self._nodes.timeout_s:
             raise NodeLostError(
                 f"{launch['folder']}: the files of launch {launch['number']} are not visible on node {self._nodes.rank} after "
                 f"{self._nodes.timeout_s:.0f} s; the folder must be shared by all nodes"

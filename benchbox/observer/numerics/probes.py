@@ -103,16 +103,23 @@ class TensorProbe:
         gradient = sample_view(full_gradient, MAX_ELEMENTS)
         self._with_gradient = gradient != 0
         state = _sampled_state(shard, optimizer_state)
-        steps_before = _step_count(group, optimizer_state)
-        if self.steps_before_later is None and step > self.first_step and steps_before >= MIN_STEPS_BEFORE_LATER:
-            self.steps_before_later = steps_before
-            self.bf16_valued_later = _bf16_valued(state, _had_gradient(state))
+        if self.steps_before_later is None and step > self.first_step:
+            self._look_again(state, _step_count(group, optimizer_state), observed_steps=step - self.first_step)
         self._before = compensated_weight(sample(shard, MAX_ELEMENTS), state)
         if (count := optimizer_state.get("step")) is not None:
             state["step"] = count
         # The options of an unknown optimizer may be those of Adam, and its arithmetic another.
         is_known = has_known_arithmetic(optimizer) or detect_compensation(optimizer, optimizer_state) is not None
         self._update = expected_update(optimizer, group, state, self._before, gradient) if is_known else None
+
+    def _look_again(self, state: Mapping[str, Any], steps_before: int, *, observed_steps: int) -> None:
+        """Look for rounding of the moments by something that does it between observed steps.
+
+        A state that was loaded meanwhile, by whose count more steps were taken, may have been rounded once, when it was saved.
+        """
+        if steps_before >= MIN_STEPS_BEFORE_LATER and steps_before - (self.steps_before or 0) <= observed_steps:
+            self.steps_before_later = steps_before
+            self.bf16_valued_later = _bf16_valued(state, _had_gradient(state))
 
     def after_step(self, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any], step: int) -> None:
         """Compare the stored tensor with the expected update, right after a probed step."""

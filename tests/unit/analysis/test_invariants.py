@@ -353,7 +353,6 @@ def test_the_least_memory_of_a_rank_is_that_of_its_parameters_masters_and_moment
 @pytest.mark.parametrize(
     ("mode", "graphs", "message"),
     [
-        ("off", [0], "requested off, and the record of compilations has no graph"),
         ("blocks", [1], "requested blocks, observed [1] graphs by rank"),
         ("blocks", None, "requested blocks, observed no graphs by rank"),
         ("blocks", [1, 0], "requested blocks, observed [1, 0] graphs by rank"),
@@ -366,7 +365,8 @@ def test_a_compilation_that_was_not_requested_or_did_not_happen(mode, graphs, me
 
 
 def test_what_a_rank_compiles_by_itself_does_not_contradict_that_nothing_was_requested():
-    record = example_record(CELL) | {"compilation": {"per_rank": [{"graphs": 1}]}}
+    """torch may also give up all that it was to compile."""
+    record = example_record(CELL) | {"compilation": {"per_rank": [{"graphs": 1}, {"graphs": 0}]}}
     assert not [message for name, message in violations(record) if name == "compilation is as requested"]
 
 

@@ -119,7 +119,7 @@ def refusal_line(path):
     return line
 
 
-@pytest.mark.parametrize("content", [b"import torch\n", b"\x14\x95 noise", b""], ids=["a script", "bytes", "nothing"])
+@pytest.mark.parametrize("content", [b"import torch\n", b"hello", b"readme", b"\x14\x95 noise", b""])
 def test_a_file_that_is_no_checkpoint_is_called_that(tmp_path, content):
     path = tmp_path / "bad.py"
     path.write_bytes(content)

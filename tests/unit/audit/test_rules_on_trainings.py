@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -160,6 +161,24 @@ def test_moments_rounded_once_on_a_resume_are_not_rounded_after_every_step() -> 
     round_moments(optimizer, ("exp_avg", "exp_avg_sq"))
     (finding,) = judge([observe(policy, optimizer, first_step=8)]).findings
     assert (finding.code, finding.title) == ("BXP502", "moments are float32 by type and bfloat16 by value")
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_moments_of_a_state_that_is_loaded_between_observed_steps_are_not_rounded_after_every_step(after: int) -> None:
+    """A program takes warm-up steps and then loads its checkpoint, which was saved in bfloat16 after step 50."""
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    steps = itertools.count(1)
+
+    def load(*_: object) -> None:
+        if next(steps) == after:
+            round_moments(optimizer, ("exp_avg", "exp_avg_sq"))
+            for state in optimizer.state.values():
+                state["step"].fill_(50)
+
+    optimizer.register_step_post_hook(load)
+    judgement = judge([observe(policy, optimizer)])
+    assert codes(judgement) == []
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.5), (0.0, 0.99)])

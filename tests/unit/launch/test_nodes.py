@@ -212,6 +212,24 @@ def test_a_node_that_never_sees_the_files_of_a_launch_says_so(tmp_path: Path) ->
             follow(tmp_path, replace(NODES, rank=1, timeout_s=5.0), stop=lambda: False, on_line=print)
 
 
+def test_a_node_has_the_whole_time_for_the_files_of_each_launch(tmp_path: Path) -> None:
+    """The first launch ends before its files are visible; those of the second are not visible either."""
+    second_at: list[float] = []
+    with NodeFile(tmp_path, 0) as file:
+        announce(file, tmp_path / "launch")
+
+        def announce_second() -> None:
+            file.update(ended=1)
+            time.sleep(1.0)
+            second_at.append(time.monotonic())
+            announce(file, tmp_path / "launch", number=2)
+
+        threading.Timer(4.5, announce_second).start()
+        with pytest.raises(NodeLostError, match="the files of launch 2 are not visible on node 1"):
+            follow(tmp_path, replace(NODES, rank=1, timeout_s=5.0), stop=lambda: False, on_line=print)
+    assert time.monotonic() - second_at[0] > 5.0
+
+
 def test_a_launch_that_has_ended_before_a_node_saw_it_is_reported_as_ended(tmp_path: Path) -> None:
     """Node 0 waits for that."""
     with NodeFile(tmp_path, 0) as file:

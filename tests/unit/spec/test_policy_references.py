@@ -179,6 +179,14 @@ def test_a_misspelt_name_of_an_adapter_is_refused_at_its_place(project, policy, 
     assert str(caught.value) == f"{path}:7:9: {hint}"
 
 
+def test_a_folder_is_refused_by_an_adapter_that_builds_none(project, monkeypatch):
+    monkeypatch.chdir(project)
+    (project / "act").mkdir()
+    for source in ("act/.", "./act"):
+        (refusal,) = refused(project, f"policy: lerobot:{source}\n")
+        assert f"matrix.yaml:7:9: adapter lerobot has no policy '{source}' at size tiny; " in refusal
+
+
 def test_a_model_type_that_is_known_only_when_it_is_built_passes(project):
     """Size full has every model type of transformers."""
     (cell,) = load(project, "policy: hf:olmo\n", size="full").cells()

@@ -43,6 +43,7 @@ _RECORD_NAMES = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
 }
 
 
+_NO_CHECKPOINT = "not a checkpoint: neither safetensors nor a file of torch.save"
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"  # first bytes of files of torch.save, today's and before torch 1.6
 
 
@@ -105,7 +106,8 @@ def _torch_load(source: Path | io.BytesIO, path: Path, *, size: int, mmap: bool)
     except pickle.UnpicklingError as error:
         raise DataError(f"{path}: {_refusal(source, error)}") from error
     except Exception as error:
-        raise DataError(f"{path}: damaged ({first_line(error)})") from error
+        problem = f"damaged ({first_line(error)})" if _is_torch_file(source) else _NO_CHECKPOINT
+        raise DataError(f"{path}: {problem}") from error
     check_tensor_sizes(value, size, path)
     return value
 
@@ -114,10 +116,15 @@ def _refusal(source: Path | io.BytesIO, error: pickle.UnpicklingError) -> str:
     """Return why torch refused a file, without torch's advice to load it with `weights_only=False`."""
     if call := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"{PROGRAM}: it calls {call[1]}"
-    head = _first_bytes(source)
-    if head == _ZIP or head.startswith(_PICKLE):
+    if _is_torch_file(source):
         return f"{PROGRAM}: a pickle of other contents than tensors and plain containers"
-    return "not a checkpoint: neither safetensors nor a file of torch.save"
+    return _NO_CHECKPOINT
+
+
+def _is_torch_file(source: Path | io.BytesIO) -> bool:
+    """Return whether a file begins as those of `torch.save`: text may have any letter first, and many are pickle opcodes."""
+    head = _first_bytes(source)
+    return head == _ZIP or head.startswith(_PICKLE)
 
 
 def _is_zip(path: Path) -> bool:
@@ -126,6 +133,6 @@ def _is_zip(path: Path) -> bool:
 
 def _first_bytes(source: Path | io.BytesIO) -> bytes:
     if not isinstance(source, Path):
-        return source.getvalue()[:4]
+        return bytes(source.getbuffer()[:4])
     with source.open("rb") as file:
         return file.read(4)
