@@ -184,7 +184,7 @@ def test_a_folder_is_refused_by_an_adapter_that_builds_none(project, monkeypatch
     (project / "act").mkdir()
     for source in ("act/.", "./act"):
         (refusal,) = refused(project, f"policy: lerobot:{source}\n")
-        assert f"matrix.yaml:7:9: adapter lerobot has no policy '{source}' at size tiny; " in refusal
+        assert "matrix.yaml:7:9: adapter lerobot has no policy './act' at size tiny; did you mean 'act'?" in refusal
 
 
 def test_a_model_type_that_is_known_only_when_it_is_built_passes(project):
