@@ -53,7 +53,7 @@ def test_a_dry_run_prints_the_cells_and_makes_nothing(run: Run, matrix: Path) ->
 
 
 def test_zero_launches_are_refused(run: Run) -> None:
-    refused(run("--launches", "0"), "measure.launches=0")
+    refused(run("--launches", "0"), "--launches 0: is no number of launches")
 
 
 def test_a_matrix_without_a_cell_that_can_run_says_why(run: Run) -> None:
