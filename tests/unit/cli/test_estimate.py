@@ -163,7 +163,7 @@ def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
         (tmp_path / "policies" / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
         cell = Cell(policy=name, size="tiny", backend="ddp", world_size=2, batch=1)
         ((_, reason),) = predict_cells([cell], [tmp_path / "policies"], 3).items()
-        assert ("no weights" if name == "broken" else "the process that predicts failed") in reason
+        assert ("no weights" if name == "broken" else "the process that predicts was killed") in reason
 
 
 @pytest.mark.parametrize(

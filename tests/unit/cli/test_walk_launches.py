@@ -297,7 +297,7 @@ def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path):
         (tmp_path / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
         cell = replace(START, policy=name)
         ((_, reason),) = predict_in_process([cell], [tmp_path], 3, 2**30, None).items()
-        assert ("no weights" if name == "broken" else "the process that predicts failed") in reason
+        assert ("no weights" if name == "broken" else "the process that predicts was killed") in reason
 
 
 def fail_a_repeat(machine, status, error):
