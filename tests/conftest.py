@@ -125,6 +125,17 @@ def compiling() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Run the test on one thread of torch: sums have one order for all shapes, and times are those of one core."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def policy_dir(tmp_path: Path) -> Path:
     """A folder of policies with one in it, of which only the sources matter here."""
     folder = tmp_path / "policies" / "stand_in"

@@ -10,8 +10,7 @@ from benchbox.analysis.invariants import FLOPS_TOLERANCE
 from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.roofline import attainment
-from benchbox.registry.recipes import recipes
-from benchbox.store.peaks import MeasuredPeaks, group_of
+from benchbox.store.peaks import MeasuredPeaks, group_of, no_peaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -94,11 +93,7 @@ def _peaks_of(record: LaunchRecord, measured: Mapping[str, MeasuredPeaks]) -> Me
     group = group_of(record)
     if group is None:
         return "the device or the threads of the launch were not recorded"
-    if group not in measured:
-        ranks = record["cell"]["world_size"]
-        remedy = f"benchbox doctor --peaks --ranks {ranks} measures them on the machine of the run"
-        return f"no peaks were measured for {group}; {remedy}"
-    return measured[group]
+    return measured[group] if group in measured else no_peaks(group, record["cell"]["world_size"])
 
 
 def _untimed(record: LaunchRecord, times: Mapping[str, float], phases: Iterable[str]) -> str | None:
@@ -146,12 +141,11 @@ def _contradiction(model: int, recomputed: int, towers: Mapping[str, TowerFlops]
 def _dtype_of_products(record: LaunchRecord, *, on_gpu: bool) -> tuple[str, str | None]:
     """Return the dtype of the matrix products, and why there is no one peak for them, if there is none."""
     observed = _dtypes(record, "product")
-    recipe = recipes().get(record["cell"]["recipe"])
-    if not observed and recipe is None:
-        return "", f"recipe {record['cell']['recipe']} is not known here, and no dtype of products was recorded"
-    dtype = recipe.compute if recipe is not None and not observed else _words(observed)
+    if not observed:
+        return "", "the dtype of products was not recorded"
+    dtype = _words(observed)
     if len(observed) > 1:
-        return dtype, f"products ran in {_words(observed)}, and their FLOPs were not recorded by dtype"
+        return dtype, f"products ran in {dtype}, and their FLOPs were not recorded by dtype"
     if dtype == "float32" and on_gpu:
         return dtype, "a GPU may run products of float32 in TF32, and it was not recorded which of them it did"
     return dtype, None
@@ -200,4 +194,4 @@ def _dtypes(record: LaunchRecord, kind: str) -> set[str]:
 
 
 def _words(dtypes: Iterable[str]) -> str:
-    return " and ".join(sorted(dtypes)) or "no recorded dtype"
+    return " and ".join(sorted(dtypes))

@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
-from benchbox.analysis.roofline import Attainment, attainment
+from benchbox.analysis.roofline import Attainment, attainment, describe_shares
 from benchbox.analysis.summary import compiled_in_measured_steps
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
 from benchbox.store.host_state import merge_host_state
-from benchbox.store.peaks import MeasuredPeaks, group_name
+from benchbox.store.peaks import MeasuredPeaks, group_name, no_peaks
 from benchbox.store.rank_profile import UNKNOWN_TOWER
 from benchbox.store.record import SCHEMA_VERSION
 
@@ -106,7 +106,7 @@ def build_profile(
     slowest = max(ranks, key=lambda rank: fmean(rank["step_s"]))
     group = group_name(slowest["device"], len(ranks), slowest["threads"])
     peaks = measured.get(group)
-    reason = None if peaks else f"no peaks were measured for {group}; run benchbox doctor --peaks --ranks {len(ranks)}"
+    reason = None if peaks else no_peaks(group, len(ranks))
     phases, towers = _phases(slowest, peaks, reason), _towers(slowest, peaks)
     host = merge_host_state(cast("Sequence[RankResult]", ranks))
     return {
@@ -151,7 +151,7 @@ def _compilation_doubts(ranks: Sequence[RankProfile]) -> Iterator[str]:
 
 
 def _peaks(peaks: MeasuredPeaks, rank: RankProfile) -> dict[str, Any]:
-    return {**asdict(peaks), "spread": peaks.spread(product["dtype"] for product in rank["products"])}
+    return {**asdict(peaks), "uncertainty": peaks.uncertainty(product["dtype"] for product in rank["products"])}
 
 
 def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) -> list[PhaseProfile]:
@@ -239,9 +239,6 @@ def _towers(rank: RankProfile, peaks: MeasuredPeaks | None) -> list[TowerProfile
 def _summary(phases: Iterable[PhaseProfile]) -> str | None:
     """Say how near the phases with products, and the optimizer, are to what this device can do."""
     notable = [row for row in phases if row["share"] >= _NOTABLE]
-    reached = [(row["phase"], row["of_peak"]) for row in notable if row["of_peak"] is not None]
-    products = [f"{phase} {'' if number else 'runs '}at {share:.0%}" for number, (phase, share) in enumerate(reached)]
-    copies = [row["of_memory"] for row in notable if row["phase"] == "optimizer" and row["of_memory"] is not None]
-    parts = [f"{' and '.join(products)} of what this device can do in products"] if products else []
-    parts += [f"the optimizer at {share:.0%} of what its memory can do" for share in copies]
-    return ", ".join(parts) or None
+    products = {row["phase"]: f"{row['of_peak']:.0%}" for row in notable if row["of_peak"] is not None}
+    of_memory = {row["phase"]: f"{row['of_memory']:.0%}" for row in notable if row["of_memory"] is not None}
+    return describe_shares(products, of_memory.get("optimizer")) or None

@@ -66,6 +66,24 @@ def attainment(
     }
 
 
+def describe_shares(products: Mapping[str, str], optimizer: str | None, of_products: str = "", of_memory: str = "") -> str:
+    """Say at what share of the measured peaks phases run; nothing where no share is known.
+
+    Args:
+        products: share of each phase with products, as text, by the subject of the sentence.
+        optimizer: that of the optimizer.
+        of_products, of_memory: what is said of each peak, behind a space.
+    """
+    shares = [f"{subject} at {share}" for subject, share in products.items()]
+    parts = [f"{' and '.join(shares)} of what this device can do in products{of_products}"] if shares else []
+    if optimizer is not None:
+        parts.append(f"the optimizer at {optimizer} of what its memory can do{of_memory}")
+    if not parts:
+        return ""
+    subject, _, rest = ", ".join(parts).partition(" at ")
+    return f"{subject} {'run' if ' and ' in subject else 'runs'} at {rest}"
+
+
 def _shares_of_products(
     seconds: float, flops: Mapping[tuple[str, str], int] | None, peaks: MeasuredPeaks | None, missing: str | None
 ) -> tuple[float | None, float | None, str | None]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.peak_shares import BACKWARD, TOGETHER, peak_shares
 from benchbox.analysis.quantities import quantity
+from benchbox.analysis.roofline import describe_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.store.peaks import MeasuredPeaks
-
-_OPTIMIZER = "the optimizer"
 
 
 def peak_share_lines(
@@ -35,7 +34,7 @@ def _lines(shares: PeakShares) -> Iterator[str]:
     if sentence := _sentence(shares):
         yield sentence
     reasons: dict[str, list[str]] = {}  # reason -> what is unknown for it
-    for name, share in (*shares.products.items(), (_OPTIMIZER, shares.optimizer)):
+    for name, share in (*shares.products.items(), ("the optimizer", shares.optimizer)):
         if share.reason:
             reasons.setdefault(share.reason, []).append(name)
     for reason, names in reasons.items():
@@ -43,13 +42,18 @@ def _lines(shares: PeakShares) -> Iterator[str]:
         yield f"unknown: {reason}" if is_all else f"the share of {' and '.join(names)} is unknown: {reason}"
     if shares.undivided and shares.products[TOGETHER].of_peak is not None:
         yield f"the FLOPs of forward and backward are not known apart: {shares.undivided}"
-    if shares.peaks is None:
-        return
-    if uncertain := shares.peaks.uncertainty([shares.dtype]):
-        yield f"the peaks are uncertain: {uncertain}; run benchbox doctor --peaks again when nothing else runs on this machine"
-    if shares.torch not in (None, shares.peaks.torch):
+    if shares.peaks is not None:
+        yield from doubts_on_peaks(shares.peaks.uncertainty([shares.dtype]), shares.peaks.torch, shares.torch)
+
+
+def doubts_on_peaks(uncertainty: str | None, torch_of_peaks: str, torch_of_steps: str | None) -> Iterator[str]:
+    """Say why peaks deserve less trust: their repetitions differ, or steps ran under another torch."""
+    if uncertainty:
+        remedy = "run benchbox doctor --peaks again when nothing else runs on this machine"
+        yield f"the peaks are uncertain: {uncertainty}; {remedy}"
+    if torch_of_steps not in (None, torch_of_peaks):
         yield (
-            f"the peaks are those of torch {shares.peaks.torch}, and the steps of torch {shares.torch}: "
+            f"the peaks are those of torch {torch_of_peaks}, and the steps of torch {torch_of_steps}: "
             "benchbox doctor --peaks measures them again"
         )
 
@@ -58,27 +62,23 @@ def _sentence(shares: PeakShares) -> str:
     """Say at what share of the peaks the phases run whose share is known; nothing where none is."""
     if shares.peaks is None:
         return ""
-    parts = []
-    known = {name: share for name, share in shares.products.items() if share.of_peak is not None}
-    if known and (best := shares.peaks.best_matmul(shares.dtype)):
-        texts = [
-            _reached(_subject(name, shares), share, "FLOP", first=name == next(iter(known))) for name, share in known.items()
-        ]
-        peak = f"{quantity(best['per_s'], 'FLOP')}/s in {shares.dtype}"
-        parts.append(f"{' and '.join(texts)} of what this device can do in products ({peak})")
-    if shares.optimizer.of_peak is not None:
-        peak = f"{quantity(shares.peaks.best_memory['per_s'], 'bytes')}/s"
-        text = _reached(_OPTIMIZER, shares.optimizer, "bytes", first=not parts)
-        parts.append(f"{text} of what its memory can do ({peak})")
-    where = "on each rank, " if shares.peaks.ranks > 1 else ""
-    return where + ", ".join(parts) if parts else ""
+    best, memory = shares.peaks.best_matmul(shares.dtype), shares.peaks.best_memory
+    sentence = describe_shares(
+        {
+            _subject(name, shares): _reached(share, "FLOP")
+            for name, share in shares.products.items()
+            if share.of_peak is not None
+        },
+        None if shares.optimizer.of_peak is None else _reached(shares.optimizer, "bytes"),
+        f" ({quantity(best['per_s'], 'FLOP')}/s in {shares.dtype})" if best else "",
+        f" ({quantity(memory['per_s'], 'bytes')}/s)",
+    )
+    return f"on each rank, {sentence}" if sentence and shares.peaks.ranks > 1 else sentence
 
 
 def _subject(name: str, shares: PeakShares) -> str:
     return f"{name}, recomputation included," if shares.recomputes and name in (BACKWARD, TOGETHER) else name
 
 
-def _reached(subject: str, share: Share, unit: str, *, first: bool) -> str:
-    """Return the share of a phase in words: with a verb for the first of a sentence."""
-    verb = "" if not first else "run " if subject.startswith(TOGETHER) else "runs "
-    return f"{subject} {verb}at {share.of_peak:.0%} ({quantity(share.per_s, unit)}/s)"
+def _reached(share: Share, unit: str) -> str:
+    return f"{share.of_peak:.0%} ({quantity(share.per_s, unit)}/s)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
-from benchbox.store.peaks import BUSY_SPREAD
+from benchbox.report.peak_share import doubts_on_peaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,16 +37,9 @@ def _lines(profile: Profile) -> Iterator[str]:
         yield profile["summary"]
     if profile["communication"]:
         yield _communication(profile["communication"])
-    if profile["peaks"] and profile["peaks"]["spread"] > BUSY_SPREAD:
-        yield (
-            f"the peaks are uncertain: their repetitions differ by up to {profile['peaks']['spread']:.0%}; run benchbox doctor "
-            "--peaks again when nothing else runs on this machine"
-        )
-    if profile["peaks"] and profile["peaks"]["torch"] != (torch := profile["ranks"][profile["rank"]]["torch"]):
-        yield (
-            f"warning: the peaks are those of torch {profile['peaks']['torch']}, and the steps of torch {torch}: "
-            "benchbox doctor --peaks measures them again"
-        )
+    if peaks := profile["peaks"]:
+        for doubt in doubts_on_peaks(peaks["uncertainty"], peaks["torch"], profile["ranks"][profile["rank"]]["torch"]):
+            yield f"warning: {doubt}"
     if profile["busy_host"]:
         yield f"warning: busy host while steps were timed: {'; '.join(profile['busy_host'])}: times are too long"
     for doubt in profile["compilation_doubts"]:

@@ -69,21 +69,17 @@ class MeasuredPeaks:
         """Return the highest rate of products in a dtype, over the classes of shape; None where it was not measured."""
         return max(self.matmul.get(dtype, {}).values(), key=lambda rate: rate["per_s"], default=None)
 
-    def compared_rates(self, dtypes: Iterable[str]) -> dict[str, MeasuredRate]:
-        """Return by name the rates that work with products in these dtypes is compared with: theirs, copies and updates."""
+    def uncertainty(self, dtypes: Iterable[str]) -> str | None:
+        """Return which rates have repetitions that differ, as beside other work of the machine, and by how much; None if none.
+
+        Args:
+            dtypes: of the products whose rates are compared with; those of copies and updates always are.
+        """
         products = {
             f"{dtype} {shape}": rate for dtype in dict.fromkeys(dtypes) for shape, rate in self.matmul.get(dtype, {}).items()
         }
-        return {**products, "copy": self.copy, "update in place": self.update}
-
-    def spread(self, dtypes: Iterable[str]) -> float:
-        """Return the largest spread of these rates: a large one says that the machine did other work."""
-        return max(rate["spread"] for rate in self.compared_rates(dtypes).values())
-
-    def uncertainty(self, dtypes: Iterable[str]) -> str | None:
-        """Return which of these rates are uncertain, and by how much; None where none is."""
-        rates = self.compared_rates(dtypes).items()
-        texts = [f"{name} by {rate['spread']:.0%}" for name, rate in rates if rate["spread"] > BUSY_SPREAD]
+        rates = {**products, "copy": self.copy, "update in place": self.update}
+        texts = [f"{name} by {rate['spread']:.0%}" for name, rate in rates.items() if rate["spread"] > BUSY_SPREAD]
         return f"repetitions differ in {', '.join(texts)}" if texts else None
 
     @property
@@ -96,6 +92,12 @@ def group_name(device: str, ranks: int, threads: int) -> str:
     """Return the name of a group of ranks: `2 cpu ranks with 1 thread`. Threads say nothing about GPUs."""
     group = f"{ranks} {device} rank{'s' if ranks > 1 else ''}"
     return group if device == "cuda" else f"{group} with {threads} thread{'s' if threads > 1 else ''}"
+
+
+def no_peaks(group: str, ranks: int) -> str:
+    """Return that the peaks of a group of ranks were not measured, and what measures them."""
+    remedy = f"benchbox doctor --peaks --ranks {ranks} measures them on the machine of the run"
+    return f"no peaks were measured for {group}; {remedy}"
 
 
 def group_of(record: LaunchRecord) -> str | None:

@@ -18,24 +18,16 @@ from tests.support.policy_batches import build_on_meta
 from tests.support.ratios import record_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from benchbox.registry.contracts import Batch
 
-pytestmark = pytest.mark.perf
+pytestmark = [pytest.mark.perf, pytest.mark.usefixtures("one_thread")]
 
 SAMPLES, CAMERAS = 8, 3
 APART = 20  # frames between them, as in shuffled samples
 ROUNDS = 15
 GOAL = 0.5  # of the time of collation and copy
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def scale_images(part: Batch) -> Batch:

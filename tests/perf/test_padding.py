@@ -20,12 +20,11 @@ from tests.support.datasets import write_unequal_robots
 from tests.support.ratios import record_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from benchbox.registry.contracts import Batch
 
-pytestmark = pytest.mark.perf
+pytestmark = [pytest.mark.perf, pytest.mark.usefixtures("one_thread")]
 
 ROUNDS = 3
 CELL = Cell(
@@ -37,14 +36,6 @@ CELL = Cell(
     cams=3,
     recipe="fp32",
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_a_step_without_common_padding_takes_a_fraction_of_the_time_of_the_whole_batch(

@@ -19,13 +19,13 @@ from tests.support.policy_batches import build, make_batch
 from tests.support.ratios import record_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from benchbox.registry.contracts import Batch, Policy
 
-pytestmark = pytest.mark.perf
+pytestmark = [pytest.mark.perf, pytest.mark.usefixtures("one_thread")]
 
 build("pi05")  # makes `benchbox_policies` importable
 AttentionMask = importlib.import_module("benchbox_policies._layers.sequence.attention_mask").AttentionMask
@@ -38,14 +38,6 @@ TOWER_PEAK, TOWER_TIME = 0.5, 0.7
 MASK_ROUNDS = 5
 SCORE_ROUNDS = 3
 VOCABULARY = 257_152  # of PaliGemma
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def seconds(work: Callable[[], object]) -> float:

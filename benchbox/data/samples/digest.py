@@ -78,7 +78,7 @@ def data_differences(saved: Sequence[Mapping[str, Any]], current: Sequence[Mappi
 def _digest(member: MixtureDataset, statistics: Statistics) -> DatasetDigest:
     selection = member.selection
     lengths = np.array([episode.length for episode in member.dataset.episodes], dtype=np.int64)
-    kept = np.concatenate([selection.training, selection.validation])
+    segments = np.concatenate([selection.training, selection.validation])
     return {
         "dataset": member.settings.path,
         "episodes": selection.episodes,
@@ -86,7 +86,7 @@ def _digest(member: MixtureDataset, statistics: Statistics) -> DatasetDigest:
         "kept_frames": selection.kept_frames,
         "validation_episodes": selection.validation_episodes,
         "episode_lengths_sha256": _sha256(lengths.astype("<i8").tobytes()),
-        "kept_frames_sha256": _sha256(kept[np.argsort(kept[:, 0])].astype("<i8").tobytes()),
+        "kept_frames_sha256": _sha256(segments[np.argsort(segments[:, 0])].astype("<i8").tobytes()),
         "validation_frames_sha256": _sha256(selection.validation.astype("<i8").tobytes()),
         "statistics_sha256": _sha256(_statistics_text(statistics).encode()),
     }

@@ -124,8 +124,8 @@ class CheckpointManager:
             # Of its own, because a thread must not mix its collectives with those of the step; on hosts, as files are.
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CHECKPOINT_LIMIT_S))
         if self._section.background:
-            own = self._owners.owned(tensors, self._group)
-            tensors = {key: shards.copied_to_host() for key, shards in own.items()}
+            owned_parts = self._owners.owned(tensors, self._group)
+            tensors = {key: shards.copied_to_host() for key, shards in owned_parts.items()}
         contents = CheckpointContents(
             tensors=tensors, trainer=trainer_document(session, state), manifest=self._manifest(session, steps, score)
         )

@@ -23,7 +23,7 @@ class PartOwners:
     """The parts that this rank writes, agreed upon again whenever ranks hold others than before."""
 
     def __init__(self) -> None:
-        self._held: dict[Part, int] | None = None
+        self._part_bytes: dict[Part, int] | None = None
         self._owned: frozenset[Part] = frozenset()
 
     def owned(self, tensors: Mapping[str, Shards], group: dist.ProcessGroup | None) -> dict[str, Shards]:
@@ -38,13 +38,13 @@ class PartOwners:
         """
         if group is None:
             return dict(tensors)
-        held = {_part(key, box): box.view.nbytes for key, shards in tensors.items() for box in shards.boxes}
-        has_changed = torch.tensor([held != self._held], dtype=torch.uint8)
+        part_bytes = {_part(key, box): box.view.nbytes for key, shards in tensors.items() for box in shards.boxes}
+        has_changed = torch.tensor([part_bytes != self._part_bytes], dtype=torch.uint8)
         dist.all_reduce(has_changed, op=dist.ReduceOp.MAX, group=group)
         if has_changed.item():
             everywhere: list[dict[Part, int]] = [{}] * world_size()
-            dist.all_gather_object(everywhere, held, group=group)
-            self._held, self._owned = held, assign_owners(everywhere)[rank()]
+            dist.all_gather_object(everywhere, part_bytes, group=group)
+            self._part_bytes, self._owned = part_bytes, assign_owners(everywhere)[rank()]
         return {
             key: replace(shards, boxes=tuple(box for box in shards.boxes if _part(key, box) in self._owned))
             for key, shards in tensors.items()

@@ -14,7 +14,7 @@ from benchbox.observer.observer import StepObserver
 from tests.support.observed_trainings import layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from benchbox.audit.judge import Judgement
     from benchbox.observer.facts import RankFacts
@@ -23,12 +23,7 @@ STEPS = 8
 LIMIT = 0.01
 
 
-@pytest.fixture(autouse=True)
-def _on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def observe(training: Callable[[], nn.Module]) -> RankFacts:

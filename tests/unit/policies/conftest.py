@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from tests.support import policy_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    import torch
 
     from benchbox.registry.contracts import Batch, Policy
 
@@ -20,12 +21,8 @@ build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies._layers` import
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread(one_thread: None) -> None:
     """Fix the order of summation, on which equality of losses relies, for all shapes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

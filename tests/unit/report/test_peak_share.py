@@ -199,7 +199,9 @@ def test_products_in_float32_of_a_gpu_have_no_share_since_they_may_be_in_tf32() 
     for recipe_cell, is_known in ((CELL, True), (cell, False)):
         record = timed_record(recipe_cell)
         record["observed"]["device"] = ["NVIDIA H200"] * 2
-        without_census(record, "product")
+        for entry in record["precision"]["census"]:
+            if entry["kind"] == "product":
+                entry["dtype"] = "bfloat16" if is_known else "float32"
         lines = lines_of(record, peaks, recipe_cell)
         assert lines[0].startswith("on each rank, forward runs at 60%") == is_known
         assert any("may run products of float32 in TF32" in line for line in lines) != is_known
@@ -210,9 +212,9 @@ def without_census(record: Any, kind: str) -> None:
 
 
 def test_old_records_have_reasons_for_what_they_do_not_say() -> None:
-    """Products then count as the recipe computes them, and nothing is said of the optimizer."""
     record = timed_record()
     without_census(record, "product")
+    assert lines_of(record)[1] == "the share of forward and backward is unknown: the dtype of products was not recorded"
     without_census(record, "gradient")
     del record["observed"]["settings"], record["flops"]["recomputed_flops_per_step"]
     assert lines_of(record) == [

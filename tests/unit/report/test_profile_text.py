@@ -103,7 +103,10 @@ def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
     peaks.matmul["bfloat16"]["large"]["spread"] = 0.4
     text = render_profile(build_profile("c", {}, ranks, {GROUP: peaks}))
     assert "forward: a product of another package was not seen\n" in text
-    assert "the peaks are uncertain: their repetitions differ by up to 40%; run benchbox doctor --peaks again" in text
+    assert (
+        "warning: the peaks are uncertain: repetitions differ in bfloat16 large by 40%; run benchbox doctor --peaks again"
+        in text
+    )
     unused = made_up_peaks()
     unused.matmul["float32"]["large"]["spread"] = 0.4
     assert "the peaks are uncertain" not in render_profile(build_profile("c", {}, ranks, {GROUP: unused})), "no products in it"
@@ -112,7 +115,7 @@ def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
     older = render_profile(build_profile("c", {}, ranks, {GROUP: replace(peaks, torch="2.12.0")}))
     assert "warning: the peaks are those of torch 2.12.0, and the steps of torch 2.13.0: benchbox doctor --peaks" in older
     unmeasured = render_profile(build_profile("c", {}, ranks, {}))
-    assert f"shares of the peaks are unknown: no peaks were measured for {GROUP}; run benchbox doctor --peaks" in unmeasured
+    assert f"shares of the peaks are unknown: no peaks were measured for {GROUP}; benchbox doctor --peaks" in unmeasured
 
 
 def test_the_bytes_of_an_optimizer_whose_kernels_are_not_seen_are_unknown_with_a_reason():
