@@ -98,6 +98,7 @@ def test_the_report_has_what_the_run_directory_and_the_machine_know(tmp_path, mo
     store.write_run(example_run([CELL]))
     record = example_record()
     record["environment"]["threads"] = 1
+    record["precision"]["census"].append({**record["precision"]["census"][0], "kind": "product", "dtype": "bfloat16"})
     store.write_record(record)
     write_peaks(slug(record["environment"]["machine"]), made_up_peaks())
     (cell,) = benchbox.load(store.path).report.observed
