@@ -26,8 +26,9 @@ from tests.peers.report import render_report
 from tests.peers.side import Side
 
 REPORTS = Path(__file__).parents[2] / "reports" / "peers"
-OURS = ("eager", "sdpa", "sdpa compiled", f"sdpa{TRIMMED}", f"sdpa compiled{TRIMMED}")
-THEIRS = ("eager", "eager compiled")
+COMPILED = ("sdpa", "sdpa compiled", "sdpa compiled as a whole")
+VARIANTS = ("eager", *COMPILED, *(f"{variant}{TRIMMED}" for variant in COMPILED))
+THEIR_VARIANTS = ("eager", "eager compiled")
 
 
 def main() -> int:
@@ -56,7 +57,9 @@ def compare(name: str, peer: Peer, rounds: int, steps: int) -> dict:
         save_file(published_state_dict(policy), folder / "weights" / "model.safetensors")
         save_file(lerobot_batch(batch), folder / "batch.safetensors")
         (folder / "request.json").write_text(json.dumps(lerobot_sizes(peer.policy, policy)))
-        sides = [Side.ours(name, variant) for variant in OURS] + [Side.theirs(folder, variant) for variant in THEIRS]
+        ours = [Side.ours(name, variant) for variant in VARIANTS]
+        theirs = [Side.theirs(folder, variant) for variant in THEIR_VARIANTS]
+        sides = [*ours, Side.kernels(name, "sdpa"), *theirs]
         try:
             for side in sides:  # one after the other: they compile, and allocate what they need
                 side.start()

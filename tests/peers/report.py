@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.inference import estimate_effect
+from tests.peers.side import KERNELS_ALONE, OURS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 COMMAND = "make peers"
 GOAL, GPU_GOAL = 0.7, 0.75  # of lerobot's step time, on a CPU and on a GPU
 _MIB, _GIB = 2**20, 2**30
-_OURS = "benchbox"
 _TIMES = ("step", "forward", "backward", "clip + AdamW")
 
 
@@ -25,7 +25,10 @@ def render_report(results: Sequence[Mapping[str, Any]]) -> str:
         f"`{COMMAND}` wrote this on {platform.machine()}, torch {', '.join(versions)}, float32, one thread for each side. "
         "Both sides have the same weights, batch and hyperparameters, run in processes of their own and take turns. A step is "
         "forward, backward, clip, AdamW and clearing the gradients. Ratios are of step times, paired by turn, with an interval "
-        f"at 99 %; the goal is {GOAL} on a CPU. The resident peak includes the libraries."
+        f"at 99 %; the goal is {GOAL} on a CPU. The resident peak includes the libraries.\n\n"
+        f"'{KERNELS_ALONE.capitalize()}' are the matrix products, convolutions and attention of a step of benchbox, called "
+        "again on their tensors, with nothing between them: no step that calls them takes less. Sides of benchbox are compiled "
+        "layer by layer (`compile: blocks`) unless they say otherwise; lerobot's are compiled as a whole."
     )
     lines = ["# Training steps beside lerobot's", "", method]
     for result in results:
@@ -72,13 +75,13 @@ def _padding(result: Mapping[str, Any]) -> list[str]:
 
 def _table(result: Mapping[str, Any]) -> list[str]:
     complete = [side for side in result["sides"] if side["turns"]]
-    theirs = [side for side in complete if side["name"] != _OURS]
+    theirs = [side for side in complete if side["name"] not in (OURS, KERNELS_ALONE)]
     on_gpu = any("cuda_bytes" in turn for side in complete for turn in side["turns"])
     columns = [*_TIMES, "peak" if on_gpu else "resident peak", "loss", *(f"over {_label(side)}" for side in theirs)]
     rows = [["side", *columns], ["---"] * (len(columns) + 1)]
     for side in result["sides"]:
         if side in complete:
-            ratios = [_ratio(side, other) if side["name"] == _OURS else "" for other in theirs]
+            ratios = ["" if side in theirs else _ratio(side, other) for other in theirs]
             cells = [*_figures(side), *ratios]
         else:
             cells = [side["error"].replace("|", "/"), *[""] * (len(columns) - 1)]
@@ -91,7 +94,7 @@ def _label(side: Mapping[str, Any]) -> str:
 
 
 def _figures(side: Mapping[str, Any]) -> list[str]:
-    turns = side["turns"]
+    turns, alone = side["turns"], side["name"] == KERNELS_ALONE
 
     def time_ms(*phases: str) -> str:
         steps = zip(*([second for turn in turns for second in turn["phases_s"][phase]] for phase in phases), strict=True)
@@ -102,9 +105,9 @@ def _figures(side: Mapping[str, Any]) -> list[str]:
         f"{step_ms:.1f} ms",
         time_ms("forward"),
         time_ms("backward"),
-        time_ms("clip", "optimizer"),
+        "" if alone else time_ms("clip", "optimizer"),
         _peak(turns),
-        f"{side['losses'][0]:.4f} -> {turns[-1]['losses'][-1]:.4f}",
+        "" if alone else f"{side['losses'][0]:.4f} -> {turns[-1]['losses'][-1]:.4f}",
     ]
 
 
@@ -118,7 +121,7 @@ def _first_losses(result: Mapping[str, Any]) -> list[str]:
     """Return a line with the largest relative difference of losses in the first step, if both sides have taken one."""
     losses: dict[bool, list[float]] = {True: [], False: []}
     for side in result["sides"]:
-        losses[side["name"] == _OURS] += side.get("losses", [])
+        losses[side["name"] == OURS] += side.get("losses", [])
     differences = [abs(ours / theirs - 1) for ours in losses[True] for theirs in losses[False]]
     return ["", f"Losses of the first step differ by {max(differences):.1e} at most."] if differences else []
 

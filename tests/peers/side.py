@@ -16,6 +16,7 @@ from tests.parity.lerobot import ENVIRONMENT, VERSION
 
 HERE = Path(__file__).parent
 FOREVER = float("inf")
+OURS, KERNELS_ALONE = "benchbox", "kernels alone"  # names of sides
 
 
 class Side:
@@ -46,7 +47,13 @@ class Side:
     def ours(cls, peer: str, variant: str) -> Self:
         """Return a side that runs benchbox's session."""
         command = [sys.executable, "-m", "tests.peers.ours", peer, variant]
-        return cls("benchbox", variant, command, {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+        return cls(OURS, variant, command, {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+
+    @classmethod
+    def kernels(cls, peer: str, variant: str) -> Self:
+        """Return a side that repeats the kernels of a step of benchbox and takes no step."""
+        side = cls.ours(peer, variant)
+        return cls(KERNELS_ALONE, variant, [*side._command, "--kernels"], side._variables)
 
     @classmethod
     def theirs(cls, folder: Path, variant: str) -> Self:

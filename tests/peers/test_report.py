@@ -41,6 +41,21 @@ def test_a_side_that_failed_is_a_row_with_its_error_and_the_others_are_compared(
     assert "Losses of the first step differ by 1.0e-03 at most." in lines
 
 
+def test_kernels_alone_have_a_ratio_and_train_nothing():
+    kernels = side("kernels alone", "", 0.25, variant="sdpa")
+    kernels["turns"][0]["phases_s"] = {"forward": [0.05], "backward": [0.1]}
+    sides = [side("benchbox", "", 0.3), kernels, side("lerobot 0.6.1", "", 0.5)]
+    for entry in sides:
+        del entry["precision"], entry["turns"][0]["cuda_bytes"]
+    result = {"policy": "pi0", "size": "tiny", "parameters": 1e6, "sides": [entry | {"torch": "2.13"} for entry in sides]}
+    rows = {line.split(" | ")[0]: line for line in render_report([result]).splitlines() if line.startswith("| ")}
+    assert (
+        rows["| kernels alone, sdpa"]
+        == "| kernels alone, sdpa | 250.0 ms | 50.0 ms | 100.0 ms |  | 1 MiB |  | 0.50 (0.50 to 0.50) |"
+    )
+    assert rows["| side"].endswith("| loss | over lerobot 0.6.1, eager |")
+
+
 def test_the_share_of_padding_stands_above_the_sides_that_leave_it_out():
     """The last of three cameras of pi0 tiny is missing, and its prompts fill their field."""
     peer = PEERS["pi0-tiny"]
