@@ -62,6 +62,19 @@ CASES: dict[str, tuple[list[RankFacts], str, int, dict[str, Any]]] = {
             **of_both("bfloat16", "float16", elements=350),
         },
     ),
+    "BXP101, by value": (
+        stepping(
+            tensor(A, bf16_valued_later={"weight": 1.0}, steps_before_later=12),
+            tensor(B, bf16_valued_later={"weight": 1.0}, steps_before_later=14),
+        ),
+        "AdamW",
+        0,
+        {
+            "share of moved elements that bfloat16 holds exactly": 1.0,
+            "steps before they were compared": 14,
+            **of_both("float32"),
+        },
+    ),
     "BXP102": (
         stepping(
             half(A, update_dot=1e-3, updates_lost=2000, steps=4, lr=2e-3), half(B, update_dot=0.0, updates_lost=3000, lr=1e-3)

@@ -45,7 +45,7 @@ def update_statistics(**changes: Any) -> UpdateStatistics:
         "steps_before": 10,
         "bf16_valued": {"weight": 0.001, "exp_avg": 0.0, "exp_avg_sq": 0.0},
         "steps_before_later": 15,
-        "bf16_valued_later": {"exp_avg": 0.0, "exp_avg_sq": 0.0},
+        "bf16_valued_later": {"weight": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0},
         "live_differs_first": 0.0,
         "live_differs": 0.0,
     }

@@ -45,6 +45,10 @@ Facts = list[RankFacts]
 
 CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP101": [
+        ("nearly all, later", ranks_stepping(tensor(bf16_valued_later={"weight": 0.99}))),
+        ("no step in between", ranks_stepping(tensor(bf16_valued_later={"weight": 1.0}, steps_before_later=10))),
+        ("too few elements, later", ranks_stepping(tensor(bf16_valued_later={"weight": 1.0}, **FEW), tensor(NORM))),
+        ("Kahan sums of float32 weights", ranks_stepping(tensor(bf16_valued_later={"weight": 1.0}, **KAHAN))),
         ("stochastic rounding", ranks_stepping(half(**STOCHASTIC))),
         ("a rank without elements", ranks_stepping(half(elements=0))),
     ],

@@ -41,6 +41,7 @@ Facts = list[RankFacts]
 
 FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP101": [
+        ("float32, rounded after every step", "error", ranks_stepping(tensor(bf16_valued_later={"weight": 1.0}))),
         ("live bfloat16", "error", ranks_stepping(half())),
         ("bfloat16 masters", "error", ranks_stepping(tensor(dtype="bfloat16"))),
         ("float16", "error", ranks_stepping(half(dtype="float16"))),

@@ -130,15 +130,21 @@ def is_lossy(tensor: SteppedTensor) -> bool:
     return tensor.dtype in SIXTEEN_BIT and tensor.compensation is None
 
 
-def moments_seen_between_steps(tensor: SteppedTensor) -> bool:
-    """Return whether moments were compared with bfloat16 after observed steps that changed them."""
+def is_weight_rounded_between_steps(tensor: SteppedTensor) -> bool:
+    """Return whether something rounds a float32 weight to bfloat16 after every step."""
+    exact = tensor.dtype == "float32" and tensor.numbers.bf16_valued_later.get("weight") == 1.0
+    return exact and seen_between_steps(tensor) and tensor.compensation is None
+
+
+def seen_between_steps(tensor: SteppedTensor) -> bool:
+    """Return whether weight and moments were compared with bfloat16 after observed steps that changed them."""
     numbers = tensor.numbers
     return (numbers.steps_before_later or 0) > (numbers.steps_before or 0) and tensor.elements >= MIN_ELEMENTS
 
 
 def moments_rounded_between_steps(tensor: SteppedTensor) -> list[str]:
     """Return names of the float32 moments of Adam that something rounds to bfloat16 after every step."""
-    if not moments_seen_between_steps(tensor):
+    if not seen_between_steps(tensor):
         return []
     # At a beta1 of 0 or 0.5 the first moment of a row that had one gradient is that gradient times a power of two.
     names = ["exp_avg", "exp_avg_sq"] if tensor.betas is None or tensor.betas[0] > 0.5 else ["exp_avg_sq"]

@@ -10,9 +10,9 @@ from benchbox.audit.rules.base import (
     RuleViolation,
     abbreviate,
     moments_rounded_between_steps,
-    moments_seen_between_steps,
     rms_update,
     round_share,
+    seen_between_steps,
     tensor_violations,
 )
 from benchbox.observer.facts import MIN_STEPS_BEFORE_LATER
@@ -48,7 +48,7 @@ def _nothing_resumed(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _moments_unseen(facts: Sequence[RankFacts]) -> str | None:
-    if any(moments_seen_between_steps(tensor) for _, tensor in all_stepped_tensors(facts)):
+    if any(seen_between_steps(tensor) for _, tensor in all_stepped_tensors(facts)):
         return None
     reason = _nothing_resumed(facts)
     return reason and f"{reason}; nor were moments compared after {MIN_STEPS_BEFORE_LATER} steps"

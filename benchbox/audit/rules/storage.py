@@ -12,6 +12,7 @@ from benchbox.audit.rules.base import (
     RuleViolation,
     abbreviate,
     is_lossy,
+    is_weight_rounded_between_steps,
     names_evidence,
     rms_update,
     round_share,
@@ -47,6 +48,21 @@ def _is_adapter(tensor: SteppedTensor) -> bool:
 
 
 def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    yield from _sixteen_bit_dtypes(facts)
+    for violation in tensor_violations(
+        facts,
+        lambda tensor: "error" if is_weight_rounded_between_steps(tensor) else None,
+        lambda tensors: {
+            "share of moved elements that bfloat16 holds exactly": 1.0,
+            "steps before they were compared": max(tensor.numbers.steps_before_later or 0 for tensor in tensors),
+        },
+    ):
+        title = "weights are float32 by type, and rounded to bfloat16 after every step"
+        repair = "keep the float32 weights, and cast a copy of them where bfloat16 is needed"
+        yield violation._replace(title=title, repair=repair)
+
+
+def _sixteen_bit_dtypes(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not is_lossy(tensor):
             return None
@@ -219,7 +235,10 @@ RULES = (
         rationale=(
             "bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes"
         ),
-        measurement="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
+        measurement=(
+            "dtype of every tensor the innermost optimizer updates, read on all ranks inside its step; of a float32 one, "
+            "whether bfloat16 holds every element exactly that has moved before a later observed step"
+        ),
         repair=MASTERS,
         repairs=MASTERS_BY_LIBRARY,
         afterwards=RETUNE,

@@ -104,7 +104,8 @@ class TensorProbe:
         self._with_gradient = gradient != 0
         state = _sampled_state(shard, optimizer_state)
         if self.steps_before_later is None and step > self.first_step:
-            self._look_again(state, _step_count(group, optimizer_state), observed_steps=step - self.first_step)
+            observed_steps = step - self.first_step
+            self._look_again(sample_view(shard, MAX_ELEMENTS), state, _step_count(group, optimizer_state), observed_steps)
         self._before = compensated_weight(sample(shard, MAX_ELEMENTS), state)
         if (count := optimizer_state.get("step")) is not None:
             state["step"] = count
@@ -112,14 +113,17 @@ class TensorProbe:
         is_known = has_known_arithmetic(optimizer) or detect_compensation(optimizer, optimizer_state) is not None
         self._update = expected_update(optimizer, group, state, self._before, gradient) if is_known else None
 
-    def _look_again(self, state: Mapping[str, Any], steps_before: int, *, observed_steps: int) -> None:
-        """Look for rounding of the moments by something that does it between observed steps.
+    def _look_again(self, weight: Tensor, state: Mapping[str, Any], counted_steps: int, observed_steps: int) -> None:
+        """Look for rounding of the weight and the moments by something that does it between observed steps.
 
-        A state that was loaded meanwhile, by whose count more steps were taken, may have been rounded once, when it was saved.
+        Of the weight, elements that are what they were at first may have come from a bfloat16 checkpoint. A state that was
+        loaded meanwhile, by whose count more steps were taken, may have been rounded once, when it was saved.
         """
+        steps_before = counted_steps or observed_steps  # SGD counts none
         if steps_before >= MIN_STEPS_BEFORE_LATER and steps_before - (self.steps_before or 0) <= observed_steps:
             self.steps_before_later = steps_before
-            self.bf16_valued_later = _bf16_valued(state, _had_gradient(state))
+            moved = None if self._initial is None else weight != self._initial
+            self.bf16_valued_later = _bf16_valued({"weight": weight}, moved) | _bf16_valued(state, _had_gradient(state))
 
     def after_step(self, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any], step: int) -> None:
         """Compare the stored tensor with the expected update, right after a probed step."""
@@ -207,13 +211,13 @@ def _step_count(group: Mapping[str, Any], optimizer_state: Mapping[str, Any]) ->
     return 0 if count is None else int(float(count))
 
 
-def _bf16_valued(tensors: Mapping[str, Tensor], had_gradient: Tensor | None) -> dict[str, WeightedShare]:
-    """Return the share of non-zero elements of each float32 tensor that bfloat16 holds exactly, of those with a gradient."""
+def _bf16_valued(tensors: Mapping[str, Tensor], relevant: Tensor | None) -> dict[str, WeightedShare]:
+    """Return the share of non-zero elements of each float32 tensor that bfloat16 holds exactly, of the relevant ones."""
     read = {name: values for name, values in tensors.items() if dtype_name(values) == "float32"}
     if not read:
         return {}
     values = torch.stack(list(read.values()))
-    counted = values != 0 if had_gradient is None else (values != 0) & had_gradient
+    counted = values != 0 if relevant is None else (values != 0) & relevant
     counts = torch.stack([(is_bf16_valued(values) & counted).sum(dim=1), counted.sum(dim=1)], dim=1).tolist()
     shares: dict[str, WeightedShare] = defaultdict(WeightedShare)
     for name, (exact, count) in zip(read, counts, strict=True):

@@ -135,6 +135,26 @@ def round_moments(optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> N
             state[name].copy_(state[name].to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD], ids=["AdamW", "SGD"])
+def test_float32_weights_that_are_rounded_after_every_step_are_found(make: Any) -> None:
+    """A program evaluates in bfloat16 after each step, and casts the weights back."""
+    policy = Policy()
+    optimizer = make(policy.parameters(), lr=1e-2)
+    optimizer.register_step_post_hook(lambda *_: rounded(policy))
+    finding = judge([observe(policy, optimizer)]).findings[0]  # small steps may be lost as a whole, which is another one
+    assert (finding.code, finding.severity) == ("BXP101", "error")
+    assert finding.title == "weights are float32 by type, and rounded to bfloat16 after every step"
+    assert finding.evidence["share of moved elements that bfloat16 holds exactly"] == 1.0
+    assert "float32" in finding.repair
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-3], ids=["no step of the warm-up moves", "every step moves"])
+def test_float32_weights_that_began_as_bfloat16_values_are_not_rounded_after_every_step(lr: float) -> None:
+    policy = rounded(Policy())
+    judgement = judge([observe(policy, torch.optim.AdamW(policy.parameters(), lr=lr))])
+    assert "BXP101" in judgement.clean
+
+
 @pytest.mark.parametrize(
     ("names", "found"),
     [(("exp_avg", "exp_avg_sq"), ["BXP201", "BXP502"]), (("exp_avg",), ["BXP502"])],
