@@ -62,10 +62,19 @@ def list_registered(
 
 
 def _policies(folders: PolicyDirOption) -> Rows:
+    from benchbox.registry.declarations import policy_summary
     from benchbox.registry.policies import adapters, find_policies, policy_entry
 
     entries = [*find_policies(folders).values(), *(policy_entry(f"{adapter}:NAME") for adapter in adapters())]
-    return [{"name": entry.name, "sizes": list(entry.presets), "folder": str(entry.folder)} for entry in entries]
+    return [
+        {
+            "name": entry.name,
+            "summary": policy_summary((entry.folder / "policy.py").read_bytes()),
+            "sizes": list(entry.presets),
+            "folder": str(entry.folder),
+        }
+        for entry in entries
+    ]
 
 
 def _backends() -> Rows:

@@ -15,6 +15,13 @@ def parse_policy(source: bytes) -> ast.Module | None:
         return None
 
 
+def policy_summary(source: bytes) -> str:
+    """Return the first line of the docstring of a policy's module, empty if it has none."""
+    tree = parse_policy(source)
+    docstring = None if tree is None else ast.get_docstring(tree)
+    return (docstring or "").partition("\n")[0]
+
+
 def declared_texts(source: bytes, name: str) -> tuple[tuple[str, ...], int] | None:
     """Return the texts of `name = ("a", "b")` and its line; no texts if it is anything else, None if it is not there."""
     tree = parse_policy(source)

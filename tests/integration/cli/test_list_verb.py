@@ -32,11 +32,17 @@ def test_policies_of_this_directory_and_of_policy_dir_are_listed_with_their_size
     for root, name in (("policies", "near"), ("further", "far")):
         folder = tmp_path / root / name
         folder.mkdir(parents=True)
-        (folder / "policy.py").touch()
+        (folder / "policy.py").write_text('"""A policy: it is\n\nexplained further."""' if name == "near" else "def")
         (folder / "presets.yaml").write_text("tiny: {}\nfull: {}\n")
     text = benchbox("list", "policies", "--policy-dir", tmp_path / "further").stdout
     assert "far\n    tiny, full\n" in text
-    assert "near\n    tiny, full\n" in text
+    assert "near\n    A policy: it is\n    tiny, full\n" in text
+
+
+def test_every_policy_is_described_by_the_first_line_of_its_docstring(benchbox):
+    rows = json.loads(benchbox("list", "policies", "--format", "json").stdout)
+    assert all(row["summary"].endswith(".") for row in rows)
+    assert "arXiv:2504.16054" in next(row["summary"] for row in rows if row["name"] == "pi05")
 
 
 def test_unreadable_presets_are_reported_with_file_and_line(benchbox, tmp_path):
