@@ -76,9 +76,10 @@ def _start(command: Sequence[str], environment: Mapping[str, str], *, quiet_stdo
     sys.stdout.flush()
     try:
         return subprocess.Popen(command, env=environment, stdout=sys.stderr if quiet_stdout else None, process_group=0)
-    except FileNotFoundError:
-        hint = "is its environment active?" if os.sep not in command[0] else None
-        raise ConfigurationError(Problem(f"-- {command[0]}", "no such command", hint)) from None
     except OSError as error:
-        hint = f"give it to its interpreter: python {command[0]}" if command[0].endswith(".py") else None
-        raise ConfigurationError(Problem(f"-- {command[0]}", f"cannot be run: {error.strerror}", hint)) from None
+        is_missing = isinstance(error, FileNotFoundError)
+        message = "no such command" if is_missing else f"cannot be run: {error.strerror}"
+        hint = "is its environment active?" if is_missing and os.sep not in command[0] else None
+        if command[0].endswith(".py") and os.path.isfile(command[0]):
+            hint = f"give it to its interpreter: python {command[0]}"
+        raise ConfigurationError(Problem(f"-- {command[0]}", message, hint)) from None

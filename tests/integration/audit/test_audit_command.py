@@ -292,9 +292,12 @@ def test_a_command_without_an_observed_step_explains_why(run, command, reason):
     assert reason in line
 
 
-def test_a_command_that_cannot_be_run_is_one_line(run):
+def test_a_command_that_cannot_be_run_is_one_line(run, tmp_path):
     script = SCRIPTS / "one_process.py"
+    (tmp_path / "x.py").touch()
     for command, line in (
+        (("x.py",), "error: -- x.py: no such command; give it to its interpreter: python x.py"),
+        (("y.py",), "error: -- y.py: no such command; is its environment active?"),
         (("torchrum", "x.py"), "error: -- torchrum: no such command; is its environment active?"),
         ((str(script),), f"error: -- {script}: cannot be run: Permission denied; give it to its interpreter: python {script}"),
         (("/etc/passwd",), "error: -- /etc/passwd: cannot be run: Permission denied"),
