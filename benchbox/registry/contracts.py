@@ -123,7 +123,7 @@ class BatchSpec:
         """Return the keys of a batch of this spec; with `acting`, those that are available before acting."""
         texts = {"prompt": 1, "response": self.response_tokens, "memory": self.memory_tokens, "metadata": self.metadata[1]}
         inputs = [
-            *("images", "image_mask", "state", "history_mask", "noise", "dataset_index"),
+            *("images", "image_mask", "state", "history_mask", "action_dim_mask", "noise", "dataset_index"),
             *(f"{text}_{part}" for text, length in texts.items() if length for part in ("tokens", "mask")),
             *(("subgoal_images", "subgoal_mask") if self.subgoal else ()),
             *(("field_of_view",) if self.field_of_view else ()),
@@ -131,7 +131,7 @@ class BatchSpec:
             *(f"{name}_cue_tokens" for name in self.cues),
         ]
         targets = [
-            *("action", "action_is_pad", "action_dim_mask", "uniform"),
+            *("action", "action_is_pad", "uniform"),
             *("source_index", "control_mode_index", "episode_index", "frame_index"),
             *(("future_images", "future_mask") if self.future else ()),
             *(("fast_tokens", "fast_mask", "fast_truncated") if self.fast_tokens else ()),

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchbox.data.normalisation import Normaliser, load_dataset_rows
+from benchbox.data.normalisation import Normaliser
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
@@ -86,7 +86,6 @@ class CosmosDroid(PrefixPolicy):
     reads_state: ClassVar[bool] = True
     model: Mixture  # type: ignore[assignment]  # has the layers of a vision-language-action model, but no vision tower
     config: CosmosConfig
-    action_dims: Tensor  # (datasets,) int64: action dimensions of each dataset, which a batch for acting does not have
 
     def __init__(self, config: CosmosConfig, axes: Axes) -> None:
         super().__init__(config, axes)
@@ -106,7 +105,6 @@ class CosmosDroid(PrefixPolicy):
             nn.init.zeros_(linear.bias)
         nn.init.normal_(self.action_modality.weight, std=width**-0.5)
         self.action_normaliser = Normaliser(config.action_dim, self.spec.action_normalisation)
-        self.register_buffer("action_dims", torch.tensor([config.action_dim]))
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
         """Return the flow losses of future and actions, each a mean over all frames or steps of the sample.
@@ -241,8 +239,7 @@ class CosmosDroid(PrefixPolicy):
         if self.mode in ("forward_dynamics", "inverse_dynamics"):
             raise UnsupportedError(f"in the mode {self.mode} cosmos_droid is not trained to act")
         batch, _ = self.prepare_batch(batch, acting=True)
-        sizes, guidance = self.action_dims[batch["dataset_index"], None], self.config.guidance
-        dims = torch.arange(self.config.action_dim, device=sizes.device) < sizes  # (B, A)
+        dims, guidance = batch["action_dim_mask"], self.config.guidance
         noise = patchify(batch["latent_noise"]), mask_dims(batch["noise"][:, 0], dims)
         numels = [part[0].numel() for part in noise]
         future_mask = torch.ones_like(noise[1][..., 0], dtype=torch.bool)  # as many frames as steps
@@ -317,10 +314,7 @@ class CosmosDroid(PrefixPolicy):
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         super().load_statistics(statistics)
-        actions = [features[ACTION] for features in statistics]
-        self.action_normaliser.load(actions)
-        widths = [max(map(len, features.values()), default=self.config.action_dim) for features in actions]
-        load_dataset_rows(self, "action_dims", torch.tensor(widths))
+        self.action_normaliser.load([features[ACTION] for features in statistics])
 
 
 def mask_dims(action: Tensor, dims: Tensor) -> Tensor:

@@ -103,14 +103,22 @@ def test_velocity_loss_and_gradients_are_those_of_openpi(policy: Policy, parity:
     parity.compare(name, PEER, quantity, policy.get_parameter(worst).grad, weights[names[worst]].grad)
 
 
-def test_exported_weights_act_in_openpi_as_here(policy: Policy, parity: ParityTable) -> None:
+@pytest.mark.parametrize("dims", [REAL_DIMS, 32], ids=["some dimensions", "all dimensions"])
+def test_exported_weights_act_in_openpi_as_here(policy: Policy, dims: int, parity: ParityTable) -> None:
+    """With padded dimensions, if their velocity there is the exact one, to which openpi trains them."""
     batch = pi_batch(policy)
-    network, inputs = openpi_network(policy), openpi_inputs(policy, batch)
+    network, inputs, noise = openpi_network(policy), openpi_inputs(policy, batch), batch["noise"][:, 0]
+    batch["action_dim_mask"] = (torch.arange(32) < dims).expand(len(noise), -1)
+
+    def velocity(x_t: Tensor, time: Tensor) -> Tensor:
+        return torch.where(batch["action_dim_mask"][:, None], network.velocity(inputs, x_t, time), noise)
+
     with torch.no_grad():
-        theirs = openpi.sample_actions(
-            lambda x_t, time: network.velocity(inputs, x_t, time), batch["noise"][:, 0], policy.config.denoising_steps
-        )
-    parity.compare(name_of(policy), PEER, "actions of weights exported to it", policy.select_actions(batch), theirs)
+        theirs = openpi.sample_actions(velocity, noise, policy.config.denoising_steps)
+    quantity = "actions of weights exported to it"
+    if dims == REAL_DIMS:
+        quantity = "the same with padded dimensions, whose velocity is exact"
+    parity.compare(name_of(policy), PEER, quantity, policy.select_actions(batch), theirs)
 
 
 def test_times_of_training_are_distributed_as_in_openpi(parity: ParityTable) -> None:

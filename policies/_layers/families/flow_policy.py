@@ -106,17 +106,22 @@ class FlowPolicy(PrefixPolicy):
 
     @torch.no_grad()
     def select_actions(self, batch: Batch) -> Tensor:
-        """See `benchbox.registry.contracts.Policy`. The prefix is computed once; each denoising step runs the expert alone."""
+        """See `benchbox.registry.contracts.Policy`. The prefix is computed once; each denoising step runs the expert alone.
+
+        The expert is not trained on the velocity of dimensions that the dataset lacks. It sees them as in training: on their
+        way from noise to 0.
+        """
         batch, present = self.prepare_batch(batch, acting=True)
         prefix = concat_blocks(self.blocks(batch, present))
         cache = self.model.prefill(prefix)
+        noise, dims = batch["noise"][:, 0].float(), batch["action_dim_mask"][:, None]
 
         def velocity(x_t: Tensor, time: Tensor) -> Tensor:
             suffix, condition = self.suffix(batch, x_t, time)
             expert_hidden = self.model.forward_suffix(prefix, cache, suffix, condition)
-            return self.action_out(expert_hidden[:, -self.config.horizon :])
+            return torch.where(dims, self.action_out(expert_hidden[:, -self.config.horizon :]), noise)
 
-        action = denoise(velocity, batch["noise"][:, 0], self.config.denoising_steps)
+        action = denoise(velocity, noise, self.config.denoising_steps)
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
     def _discrete_blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:

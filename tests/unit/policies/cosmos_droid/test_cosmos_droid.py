@@ -174,8 +174,6 @@ def test_future_and_actions_have_the_time_of_the_first_uniform_number():
 def test_actions_are_zero_beyond_the_dimensions_of_the_dataset_when_training_and_acting(dims):
     policy, batch = in_mode("policy")
     batch["action_dim_mask"] = (torch.arange(32) < dims).expand(6, -1)
-    statistics = {"mean": [0.0] * dims, "std": [1.0] * dims, "count": [9.0]}
-    policy.load_statistics([{"action": statistics, "observation.state": statistics}])
     inputs = []
     policy.action_in.register_forward_pre_hook(lambda _, args: inputs.append(args[0][:, 1:]))
     policy(batch)
@@ -308,6 +306,7 @@ def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_
     """Guidance extrapolates from a dropped prompt towards the prompt, for future and actions."""
     with torch.enable_grad():
         policy, batch = awake("cosmos_droid", cams=2)
+    batch["action_dim_mask"] = torch.ones_like(batch["action_dim_mask"])
     assert policy.config.guidance == 3.0
     policy.config = replace(policy.config, guidance=guidance)
     steps, scales = policy.config.denoising_steps, (guidance, 1 - guidance)[: 1 + (guidance != 1)]

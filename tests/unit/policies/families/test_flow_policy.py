@@ -64,6 +64,26 @@ def test_fast_tokens_and_the_true_action_do_not_change_selected_actions(name, aw
     assert torch.equal(policy.select_actions(changed), policy.select_actions(batch))
 
 
+@flow
+def test_action_dimensions_that_the_dataset_lacks_go_from_noise_to_zero_as_in_training(name, awake):
+    """No loss trains what the policy predicts for them."""
+    policy, batch = awake(name)
+    steps, noise = policy.config.denoising_steps, batch["noise"][:, 0, :, 7:]
+    seen = []
+    hook = policy.action_in.register_forward_pre_hook(lambda _, args: seen.append(args[0][..., 7:]))
+    actions = policy.select_actions(batch)
+    hook.remove()
+    assert len(seen) == steps
+    for number, x_t in enumerate(seen):
+        torch.testing.assert_close(x_t, noise * (1 - number / steps))
+    torch.testing.assert_close(actions[..., 7:], torch.zeros_like(noise))
+    with torch.no_grad():
+        policy.action_out.bias[7:] += 3.0
+        assert torch.equal(policy.select_actions(batch), actions)
+        policy.action_out.bias[:7] += 3.0
+        assert not torch.equal(policy.select_actions(batch), actions)
+
+
 @pytest.mark.parametrize("name", in_tiers(["pi0", "pi07_low_level"], "pi0".__eq__))  # one for each kind of suffix
 def test_a_policy_overfitted_to_a_batch_selects_its_actions(name):
     """Actions are in raw units, denormalised by the statistics of the dataset."""
