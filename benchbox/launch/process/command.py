@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError, Problem
