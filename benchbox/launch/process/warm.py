@@ -97,7 +97,10 @@ class ForkServerLauncher(Launcher):
     def _server(self, environment: Mapping[str, str]) -> _Server:
         key = frozenset(import_environment(environment).items())
         server = self._servers.get(key)
-        if server is None or not server.alive:
+        if server is not None and not server.alive:
+            server.close()
+            server = None
+        if server is None:
             shared = None if self._preload else _connect(environment)
             server = self._servers[key] = shared or _OwnServer(environment, self._preload)
         return server
@@ -159,7 +162,8 @@ class _Server:
         self._request(action="release", leader=leader)
 
     def close(self) -> None:
-        self._channel.close()
+        with suppress(OSError):  # it has ended, and a request to it is still in the buffer
+            self._channel.close()
         self._socket.close()
 
     def _request(self, **request: Any) -> dict[str, Any] | None:
@@ -201,9 +205,11 @@ class _OwnServer(_Server):
             )
         super().__init__(ours)
         if self.greeting is None:
+            code = self._process.wait()
             self._log.seek(0)
             output = self._log.read().decode(errors="replace").strip().splitlines()
-            reason = output[-1] if output else f"exit code {self._process.wait()}"
+            self.close()
+            reason = output[-1] if output else f"exit code {code}"
             raise _ServerStartError(f"the fork server could not start: {reason.removeprefix('AssertionError: ')}")
 
     def close(self) -> None:
