@@ -98,6 +98,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(paths, key=checkpoint_steps)
 
 
+def newest_steps(folder: Path) -> int:
+    """Return the steps after which the newest checkpoint in a folder was saved, 0 without one."""
+    return max(map(checkpoint_steps, list_checkpoints(folder)), default=0)
+
+
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path: itself, what a link leads to, or the newest one of a training's folder.
 

@@ -13,13 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import psutil
-
 from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables, import_environment
-from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, signal_processes
 from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
@@ -230,10 +228,7 @@ class _ForkedGroup(RankGroup):
         return self._server.poll(self._leader, timeout_s)
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        for process in find_processes(self._job_id, session=self._leader):
-            if process.pid in pids:
-                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                    process.send_signal(number)
+        signal_processes(self._job_id, pids, number, session=self._leader)
 
     def end(self) -> None:
         end_processes(self._job_id, session=self._leader, grace_s=self._grace_s)
