@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from benchbox.data.format.metadata import Episode
 
 PERSISTENT = "language_persistent"
-EVENTS = "language_events"
 DTYPE = "language"
 STYLES = {"response": "subtask", "memory": "memory"}
 """Styles of persistent rows by the text of a policy that they are."""

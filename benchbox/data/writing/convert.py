@@ -21,7 +21,7 @@ from benchbox.data.format.metadata import IMAGE_PREFIX, SUBTASKS, read_table
 from benchbox.data.video.remux import VideoCopier
 from benchbox.data.writing.attempts import FILE as RECORDING
 from benchbox.data.writing.files import TableFiles
-from benchbox.data.writing.writer import DATA_FILE_MIB, LAYOUTS, VIDEO_FILE_MIB
+from benchbox.data.writing.writer import DATA_FILE_MIB, LAYOUTS, LIMITS_MIB, VIDEO_FILE_MIB
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ def convert(
 def _write(
     dataset: LeRobotDataset, folder: Path, layout: Layout, tasks: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> Conversion:
-    limits: dict[str, float] = {"data_files_size_in_mb": DATA_FILE_MIB, "video_files_size_in_mb": VIDEO_FILE_MIB}
     left_out = [name for name, feature in dataset.features.items() if feature["dtype"] == DTYPE and layout.version == v2.V21]
     rows, tables = _EpisodeRows(dataset, left_out), TableFiles(folder, layout, DATA_FILE_MIB)
     videos = [name for name, feature in dataset.features.items() if feature["dtype"] == "video"]
@@ -111,7 +110,7 @@ def _write(
         "features": {name: feature for name, feature in dataset.features.items() if name not in left_out},
     }
     written_dataset = WrittenDataset(
-        info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=limits
+        info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=LIMITS_MIB
     )
     try:
         layout.write_metadata(folder, written_dataset)
