@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import (
     CAST_OR_BUILT,
-    SIXTEEN_BIT,
     Rule,
     RuleViolation,
     abbreviate,
@@ -16,6 +15,7 @@ from benchbox.audit.rules.base import (
     round_share,
     tensor_violations,
 )
+from benchbox.observer.facts import SIXTEEN_BIT
 from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from benchbox.audit.rules.base import (
     Rule,
     RuleViolation,
     abbreviate,
+    masters_uncompared,
     moments_rounded_between_steps,
     rms_update,
     round_share,
@@ -137,12 +138,6 @@ def _stale_masters(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     return tensor_violations(facts, severity, evidence)
 
 
-def _masters_uncompared(facts: Sequence[RankFacts]) -> str | None:
-    masters = [tensor for _, tensor in all_stepped_tensors(facts) if not tensor.live]
-    compared = any(tensor.numbers.live_differs_first is not None for tensor in masters)
-    return "no master could be compared with its live parameter" if masters and not compared else None
-
-
 RULES = (
     Rule(
         code="BXP501",
@@ -206,6 +201,6 @@ RULES = (
         references=("DeepSpeed#4141", "prime-rl#3234"),
         sections=("stepped", "links"),
         check=_stale_masters,
-        missing_evidence=_masters_uncompared,
+        missing_evidence=lambda facts: masters_uncompared(facts, lambda numbers: numbers.live_differs_first),
     ),
 )

@@ -13,6 +13,7 @@ from benchbox.audit.rules.base import (
     abbreviate,
     is_lossy,
     is_weight_rounded_between_steps,
+    masters_uncompared,
     names_evidence,
     rms_update,
     round_share,
@@ -165,12 +166,6 @@ def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     return tensor_violations(facts, severity, evidence)
 
 
-def _masters_uncompared(facts: Sequence[RankFacts]) -> str | None:
-    masters = [tensor for _, tensor in all_stepped_tensors(facts) if not tensor.live]
-    compared = any(tensor.numbers.live_differs is not None for tensor in masters)
-    return "no master could be compared with its live parameter" if masters and not compared else None
-
-
 def _live_device_unknown(facts: Sequence[RankFacts]) -> str | None:
     if all(tensor.live_device is None for _, tensor in all_stepped_tensors(facts)):
         return "the device of the live parameters was not observed"
@@ -303,7 +298,7 @@ RULES = (
         references=("OpenTau#186",),
         sections=("stepped", "links"),
         check=_live_differs,
-        missing_evidence=_masters_uncompared,
+        missing_evidence=lambda facts: masters_uncompared(facts, lambda numbers: numbers.live_differs),
     ),
     Rule(
         code="BXP105",
