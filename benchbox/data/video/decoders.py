@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from benchbox.data.video.files import VideoReader
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, reason_of
 from benchbox.registry.names import did_you_mean
 from benchbox.store.files import atomic_file
 from benchbox.store.machine_cache import user_cache
@@ -121,7 +121,7 @@ def _why_not_torchcodec() -> str | None:
     try:
         import_module("torchcodec.decoders")
     except (ImportError, OSError, RuntimeError) as error:  # FFmpeg is missing, or it was built for another torch
-        return f"torchcodec cannot be imported ({str(error).strip().splitlines()[0]}); it needs FFmpeg's shared libraries"
+        return f"torchcodec cannot be imported ({reason_of(error)}); it needs FFmpeg's shared libraries"
     return None
 
 

@@ -22,7 +22,7 @@ from benchbox.data.video.remux import VideoCopier
 from benchbox.data.writing.attempts import FILE as RECORDING
 from benchbox.data.writing.files import TableFiles
 from benchbox.data.writing.writer import DATA_FILE_MIB, LAYOUTS, LIMITS_MIB, VIDEO_FILE_MIB
-from benchbox.errors import DataError
+from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ def _write(
         layout.write_metadata(folder, written_dataset)
     except pa.ArrowException as error:
         raise DataError(
-            f"{dataset.root / 'meta'}: the statistics of its episodes have different shapes ({str(error).splitlines()[0]}); "
+            f"{dataset.root / 'meta'}: the statistics of its episodes have different shapes ({reason_of(error)}); "
             "remove them from the dataset, and the conversion computes them"
         ) from None
     for name in (SUBTASKS, RECORDING):
@@ -161,8 +161,9 @@ class _EpisodeRows:
         try:
             return rows.select(self._schema.names).cast(self._schema)
         except (KeyError, ValueError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{path}: its columns are not those of the files before it ({reason}); restore the file") from None
+            raise DataError(
+                f"{path}: its columns are not those of the files before it ({reason_of(error)}); restore the file"
+            ) from None
 
     def _embed(self, rows: pa.Table, name: str, path: Path) -> pa.Array:
         """Return images with their bytes: files that the rows name would not be in the new dataset."""
