@@ -34,9 +34,9 @@ def launch_training(
     resume: bool,
     launcher: Launcher,
     policy_dirs: Sequence[Path] = (),
-    max_restarts: int = 0,
+    max_restarts: int,
     progress: TrainingProgress,
-    stop_signals: Sequence[str] = (),
+    stop_signals: Sequence[str],
 ) -> Outcome:
     """Train in a process group, and in another one after each restart.
 

@@ -27,10 +27,6 @@ FILE = "meta/benchbox_statistics.json"
 FEATURES = (STATE, ACTION)  # those that policies normalise
 
 
-def ignore_progress(_: int, __: int) -> None:
-    """Do nothing: the default `on_progress`."""
-
-
 def has_all_statistics(metadata: DatasetMetadata) -> bool:
     """Return whether state and action have the statistics of every mode of normalisation."""
     required = {"mean", "std", "min", "max", *statistics.QUANTILES}
@@ -38,7 +34,7 @@ def has_all_statistics(metadata: DatasetMetadata) -> bool:
 
 
 def complete_statistics(
-    metadata: DatasetMetadata, on_progress: Callable[[int, int], None] = ignore_progress, *, cache: bool = True
+    metadata: DatasetMetadata, on_progress: Callable[[int, int], None], *, cache: bool
 ) -> tuple[Statistics, Path | None]:
     """Return the statistics of a dataset with those of state and action that it lacks, and the file these are cached in.
 

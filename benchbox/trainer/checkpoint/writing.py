@@ -48,7 +48,7 @@ def write_checkpoint(
     *,
     keep: int,
     keep_best: int,
-    warn: Callable[[str], object] = lambda _: None,
+    warn: Callable[[str], object],
 ) -> None:
     """Write a checkpoint under another name, flush it, and rename it. All ranks of the group must call it.
 
