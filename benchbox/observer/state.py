@@ -89,7 +89,7 @@ class StepObservation:
         return {name: rates for name, (_, rates) in zip(names, distinct, strict=True)}
 
     def record_schedules(self, schedules: Sequence[Any], skipped: int) -> None:
-        """Record rates and step counts of schedules at the begin of the step. Schedules recorded before are not overwritten.
+        """Record rates and step counts of schedules at the beginning of the step, unless they were recorded before.
 
         Args:
             skipped: steps before this one in which schedules advanced and no optimizer stepped, on purpose. Counts are without.

@@ -126,7 +126,7 @@ def _exempt_from_collection() -> None:
 
 
 def _dump_stacks_on_sigusr2(path: Path) -> int:
-    """On SIGUSR2, which the launcher sends to a stuck rank, write the stacks of all threads, even while in C code.
+    """Let SIGUSR2, which the launcher sends to a stuck rank, dump the stacks of all threads, even while in C code.
 
     Return the descriptor of the file, which is empty until then.
     """
