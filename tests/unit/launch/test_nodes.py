@@ -315,7 +315,11 @@ def test_a_heartbeat_outlives_an_error_of_the_folder(tmp_path: Path, monkeypatch
 
 def test_a_node_ends_with_its_own_error_where_its_file_cannot_be_written(tmp_path: Path) -> None:
     """The disk that ended the run is still full; the other nodes notice that the heartbeat is missing."""
-    with pytest.raises(PreparationError), NodeFile(tmp_path, 1):
+
+    def lose_folder() -> None:
         (tmp_path / "nodes").rename(tmp_path / "moved")
         (tmp_path / "nodes").touch()
         raise PreparationError
+
+    with pytest.raises(PreparationError), NodeFile(tmp_path, 1):
+        lose_folder()
