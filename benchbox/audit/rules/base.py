@@ -124,6 +124,20 @@ def tensor_violations(
         yield RuleViolation(level, optimizer, lowest_rank, measured | stepped_evidence(tensors))
 
 
+def share_violations(
+    facts: Sequence[RankFacts], share: Callable[[SteppedTensor], float | None], label: str
+) -> Iterator[RuleViolation]:
+    """Yield an error for tensors with a share above zero, and the largest share by its label. It is None where all is well."""
+
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        return "error" if (share(tensor) or 0.0) > 0.0 else None
+
+    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
+        return {label: round_share(max(share(tensor) or 0.0 for tensor in tensors))}
+
+    return tensor_violations(facts, severity, evidence)
+
+
 def is_lossy(tensor: SteppedTensor) -> bool:
     """Return whether the part of an update that rounding removes is lost for this tensor."""
     return tensor.dtype in SIXTEEN_BIT and tensor.compensation is None

@@ -12,8 +12,8 @@ from benchbox.audit.rules.base import (
     masters_uncompared,
     moments_rounded_between_steps,
     rms_update,
-    round_share,
     seen_between_steps,
+    share_violations,
     tensor_violations,
 )
 from benchbox.observer.facts import MIN_STEPS_BEFORE_LATER
@@ -128,14 +128,8 @@ def _nothing_loaded(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _stale_masters(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    def severity(tensor: SteppedTensor) -> Severity | None:
-        return "error" if (tensor.numbers.live_differs_first or 0.0) > 0.0 else None
-
-    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        worst = max(tensor.numbers.live_differs_first or 0.0 for tensor in tensors)
-        return {"share of elements that differ before the first step": round_share(worst)}
-
-    return tensor_violations(facts, severity, evidence)
+    label = "share of elements that differ before the first step"
+    return share_violations(facts, lambda tensor: tensor.numbers.live_differs_first, label)
 
 
 RULES = (

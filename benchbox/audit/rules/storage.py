@@ -17,6 +17,7 @@ from benchbox.audit.rules.base import (
     names_evidence,
     rms_update,
     round_share,
+    share_violations,
     tensor_violations,
 )
 from benchbox.audit.thresholds import EDQ_ERROR, EDQ_WARNING
@@ -157,13 +158,10 @@ def _too_few_steps(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    def severity(tensor: SteppedTensor) -> Severity | None:
-        return "error" if (tensor.numbers.live_differs or 0.0) > 0.0 and tensor.compensation is None else None
+    def share(tensor: SteppedTensor) -> float | None:
+        return tensor.numbers.live_differs if tensor.compensation is None else None
 
-    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"share of elements that differ": round_share(max(tensor.numbers.live_differs or 0.0 for tensor in tensors))}
-
-    return tensor_violations(facts, severity, evidence)
+    return share_violations(facts, share, "share of elements that differ")
 
 
 def _live_device_unknown(facts: Sequence[RankFacts]) -> str | None:
