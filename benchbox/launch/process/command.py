@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError, Problem
@@ -80,6 +81,6 @@ def _start(command: Sequence[str], environment: Mapping[str, str], *, quiet_stdo
         is_missing = isinstance(error, FileNotFoundError)
         message = "no such command" if is_missing else f"cannot be run: {error.strerror}"
         hint = "is its environment active?" if is_missing and os.sep not in command[0] else None
-        if command[0].endswith(".py") and os.path.isfile(command[0]):
+        if command[0].endswith(".py") and Path(command[0]).is_file():
             hint = f"give it to its interpreter: python {command[0]}"
         raise ConfigurationError(Problem(f"-- {command[0]}", message, hint)) from None
