@@ -111,3 +111,8 @@ class ThresholdError(BenchboxError):
     """A gate was not met, or the audit found an error."""
 
     exit_code = EXIT_THRESHOLD
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of the message of a library's error, or its class where it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

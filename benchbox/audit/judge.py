@@ -63,7 +63,7 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
         suppressed += [_apply_suppression(rule, facts, suppression, suppressions) for suppression in suppressions]
         for finding in findings:
             (baseline_findings if selection.in_baseline(finding) else new_findings).append(finding)
-        if not findings and (reason := rule.not_judged_reason(facts) or _observer_failure(facts)) is not None:
+        if not findings and (reason := rule.not_judged_reason(facts) or next(iter(observer_failures(facts)), None)) is not None:
             not_judged[code] = reason
         elif not findings:
             clean.append(code)
@@ -84,10 +84,9 @@ def _with_causes(findings: Sequence[Finding]) -> Iterator[Finding]:
         yield replace(finding, cause=next(causes, None))
 
 
-def _observer_failure(facts: Sequence[RankFacts]) -> str | None:
-    """Return why nothing can be called clean, if an observer failed: it may have missed what a rule looks for."""
-    failures = [f"the observer failed on rank {rank.rank}: {rank.problems[0]}" for rank in facts if rank.problems]
-    return failures[0] if failures else None
+def observer_failures(facts: Iterable[RankFacts]) -> list[str]:
+    """Return a line for each rank whose observer failed: it may have missed what a rule looks for, and nothing is clean."""
+    return [f"the observer failed on rank {rank.rank}: {rank.problems[0]}" for rank in facts if rank.problems]
 
 
 def _filter_tensors(facts: Sequence[RankFacts], predicate: Callable[[Any], bool]) -> list[RankFacts]:

@@ -10,7 +10,7 @@ from benchbox.observer.stepped_tensors import all_stepped_tensors, edq
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from benchbox.registry.launch_record import CensusRecord, FindingRecord, Precision
@@ -38,8 +38,13 @@ def build_precision_record(facts: Sequence[RankFacts]) -> Precision:
         "findings": [cast("FindingRecord", finding.to_dict()) for finding in judgement.findings],
         "not_judged": dict(judgement.not_judged),
         "numbers": summarize_numbers(facts),
-        "problems": [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems],
+        "problems": observer_problems(facts),
     }
+
+
+def observer_problems(facts: Iterable[RankFacts]) -> list[str]:
+    """Return a line about everything that an observer failed at, on any rank."""
+    return [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems]
 
 
 def summarize_numbers(facts: Sequence[RankFacts]) -> dict[str, float | None]:

@@ -137,7 +137,7 @@ def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mappin
     from benchbox.launch.process.environment import host_variables
     from benchbox.launch.simulated_ranks import simulate_cells
 
-    simulations = simulate_cells(cells, policy_dirs, {**os.environ, **host_variables(os.environ)})
+    simulations = simulate_cells(cells, policy_dirs, environment={**os.environ, **host_variables(os.environ)})
     return {key: str(entry) if isinstance(entry, UnsupportedError) else entry for key, entry in simulations.items()}
 
 

@@ -24,6 +24,7 @@ from benchbox.cli.options import (
 from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.cli.slurm import SlurmOption, slurm_options
 from benchbox.errors import CellFailedError, ConfigurationError, Problem
+from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from benchbox.cli.matrix_run import MatrixRun
@@ -89,8 +90,8 @@ def run(
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,
     master_addr: MasterAddrOption = None,
-    master_port: MasterPortOption = 29500,
-    node_timeout: NodeTimeoutOption = 180.0,
+    master_port: MasterPortOption = DEFAULT_PORT,
+    node_timeout: NodeTimeoutOption = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Measure every cell of a matrix, print the table and write the reports.
 

@@ -19,6 +19,7 @@ from benchbox.cli.options import (
 )
 from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, ConfigurationError
+from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from benchbox.launch.slurm.job import JobState, SlurmJob
@@ -82,8 +83,8 @@ def train(
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,
     master_addr: MasterAddrOption = None,
-    master_port: MasterPortOption = 29500,
-    node_timeout: NodeTimeoutOption = 180.0,
+    master_port: MasterPortOption = DEFAULT_PORT,
+    node_timeout: NodeTimeoutOption = DEFAULT_TIMEOUT_S,
     dry_run: DryRunOption = False,
     drawing: DrawingOption = None,
 ) -> None:

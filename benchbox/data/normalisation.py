@@ -123,7 +123,7 @@ def finite_statistic(values: object, where: str) -> Tensor:
 
 
 def affine_parameters(
-    stats: Mapping[str, Sequence[float]], mode: NormalisationMode, dim: int, where: str = "the dataset"
+    stats: Mapping[str, Sequence[float]], mode: NormalisationMode, dim: int, where: str
 ) -> tuple[Tensor, Tensor]:
     """Compute offset and scale, both (dim,) float32, of a feature of one dataset.
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
 from benchbox.errors import CellFailedError
-from benchbox.launch.job import Job
-from benchbox.launch.supervise.group import run_group
-from benchbox.store.files import read_json
+from benchbox.launch.machine import run_machine_job
 from benchbox.store.links import LinkTimes, MeasuredLinks
 from benchbox.theory.link_fit import fit_link
 
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
     from benchbox.launch.job import Launcher
 
 SIZES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB
-_TIMEOUT_S = 600.0
 _HANG_AFTER_S = 120.0
 
 
@@ -33,20 +28,9 @@ def measure_links(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -
     Raises:
         CellFailedError: the group did not end ok, or its times do not grow with the size.
     """
-    with tempfile.TemporaryDirectory(prefix="benchbox-links-") as folder:
-        job = Job(
-            config={"kind": "links", "sizes": list(SIZES)},
-            ranks=ranks,
-            folder=Path(folder) / "links",
-            timeout_s=_TIMEOUT_S,
-            hang_after_s=_HANG_AFTER_S,
-        )
-        outcome = run_group(job, launcher, stop=stop)
-        if stop():
-            return None
-        if outcome.error is not None:
-            raise CellFailedError(f"links could not be measured: {outcome.status}: {outcome.error['message']}")
-        result = read_json(job.result(0))
+    result = run_machine_job({"kind": "links", "sizes": list(SIZES)}, launcher, ranks, hang_after_s=_HANG_AFTER_S, stop=stop)
+    if result is None:
+        return None
     try:
         collectives = {name: _fitted(times) for name, times in result["times"].items()}
     except ValueError as error:

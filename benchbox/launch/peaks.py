@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.errors import CellFailedError
-from benchbox.launch.job import Job
-from benchbox.launch.supervise.group import run_group
-from benchbox.store.files import read_json
+from benchbox.launch.machine import run_machine_job
 from benchbox.store.peaks import MeasuredPeaks
 
 if TYPE_CHECKING:
@@ -34,7 +29,6 @@ SIZES: dict[str, PeakSizes] = {
     },
 }
 LIMIT_S = 3.0  # of the repetitions of one size
-_TIMEOUT_S = 600.0
 _HANG_AFTER_S = 180.0
 
 
@@ -46,19 +40,10 @@ def measure_peaks(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -
     Raises:
         CellFailedError: the group did not end ok.
     """
-    with tempfile.TemporaryDirectory(prefix="benchbox-peaks-") as folder:
-        job = Job(
-            config={"kind": "peaks", "sizes": SIZES, "limit_s": LIMIT_S},
-            ranks=ranks,
-            folder=Path(folder) / "peaks",
-            timeout_s=_TIMEOUT_S,
-            hang_after_s=_HANG_AFTER_S,
-        )
-        outcome = run_group(job, launcher, stop=stop)
-        if stop():
-            return None
-        if outcome.error is not None:
-            raise CellFailedError(f"peaks could not be measured: {outcome.status}: {outcome.error['message']}")
-        result = read_json(job.result(0))
+    result = run_machine_job(
+        {"kind": "peaks", "sizes": SIZES, "limit_s": LIMIT_S}, launcher, ranks, hang_after_s=_HANG_AFTER_S, stop=stop
+    )
+    if result is None:
+        return None
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     return MeasuredPeaks(**result, ranks=ranks, measured_at=measured_at, benchbox_version=__version__)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from benchbox.errors import CellFailedError
 from benchbox.launch.job import Job
-from benchbox.launch.supervise.group import ignore_progress, run_group
+from benchbox.launch.supervise.group import run_group
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.launch.job import Launcher
-    from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_profile import RankProfile
 
@@ -29,7 +28,6 @@ def profile_cell(
     folder: Path,
     launcher: Launcher,
     policy_dirs: Sequence[Path] = (),
-    on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
     stop: Callable[[], bool],
 ) -> list[RankProfile] | None:
     """Profile a cell, write the traces of all ranks into `folder`, and return the profiles of all ranks.
@@ -61,7 +59,7 @@ def profile_cell(
         timeout_s=measure.timeout_s,
         hang_after_s=measure.hang_after_s,
     )
-    outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
+    outcome = run_group(job, launcher, stop=stop)
     if stop():
         return None
     if outcome.error is not None:

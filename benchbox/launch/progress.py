@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from benchbox.launch.supervise.trace import furthest_behind
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.phases import STAGE_TEXTS
 
@@ -81,7 +82,7 @@ class ConsoleProgress(Progress):
         self._started_at = time.monotonic()
 
     def ranks_progressed(self, traces: Sequence[Trace]) -> None:
-        slowest = min((trace.state for trace in traces if trace.state), key=lambda state: state.order, default=None)
+        slowest = furthest_behind(traces)
         state = str(slowest) if slowest else "starting"
         if slowest and slowest.stage in STAGE_TEXTS and state != self._rank_state:
             self._print(f"{self._current}: {state}")

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
+from benchbox.store.checkpoints import newest_steps
 from benchbox.store.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -51,13 +51,12 @@ def record_restart(folder: Path, outcome: Outcome, number: int, limit: int) -> R
     assert outcome.error is not None
     error = outcome.error
     previous = read_restarts(folder)
-    checkpoints = list_checkpoints(folder / "checkpoints")
     rank = f"rank {error['rank']}: " if error["rank"] is not None else ""
     first_line = next(iter(error["message"].splitlines()), "")
     restart = Restart(
         number=number,
         limit=limit,
-        from_step=checkpoint_steps(checkpoints[-1]) if checkpoints else 0,
+        from_step=newest_steps(folder / "checkpoints"),
         reason=f"{rank}{error['type']}: {first_line}",
     )
     failed = folder / f"launch-failed-{len(previous) + 1}"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.resume import pending_launches
-from benchbox.launch.supervise.group import never_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +59,8 @@ def run_matrix(
     store: RunStore,
     launcher: Launcher,
     progress: Progress,
-    policy_dirs: Sequence[Path] = (),
-    stop: Callable[[], bool] = never_stop,
+    policy_dirs: Sequence[Path],
+    stop: Callable[[], bool],
     may_start: Callable[[], bool] = lambda: True,
 ) -> RunSummary:
     """Run the pending launches in this order and store a record of each. A launch that fails does not stop the others.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -43,20 +42,8 @@ class Simulation:
         return lines
 
 
-def simulate(cell: Cell, policy_dirs: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> Simulation:
-    """Return the simulation of one cell. For several use `simulate_cells`, whose processes import once.
-
-    Raises:
-        UnsupportedError: the backend, or this policy with it, cannot be simulated; the message says why.
-    """
-    simulation = simulate_cells([cell], policy_dirs, environment)[cell.cell_id]
-    if isinstance(simulation, UnsupportedError):
-        raise simulation
-    return simulation
-
-
 def simulate_cells(
-    cells: Iterable[Cell], policy_dirs: Sequence[Path] = (), environment: Mapping[str, str] | None = None
+    cells: Iterable[Cell], policy_dirs: Sequence[Path] = (), *, environment: Mapping[str, str]
 ) -> Mapping[str, Simulation | UnsupportedError]:
     """Run `prepare` and a step of each backend as rank 0 of `cell.world_size`, each in a process without other ranks.
 
@@ -65,8 +52,8 @@ def simulate_cells(
     Args:
         cells: of any number of ranks.
         policy_dirs: folders in which their policies are searched for.
-        environment: all variables of those processes, those of this one by default. DeepSpeed compiles its extension in a
-            process in which TORCH_EXTENSIONS_DIR is not that of the ranks.
+        environment: all variables of those processes. DeepSpeed compiles its extension in a process in which
+            TORCH_EXTENSIONS_DIR is not that of the ranks.
 
     Returns:
         By cell id, the simulation, or the error that says why the backend, or this policy with it, cannot be simulated.
@@ -78,8 +65,7 @@ def simulate_cells(
         return simulations
     request = {"cells": [cell.to_dict() for cell in cells], "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
     command = [sys.executable, "-m", "benchbox.worker.simulated_ranks"]
-    variables = dict(os.environ if environment is None else environment)
-    result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=variables, check=False)
+    result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=environment, check=False)
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     # Those without an answer share the end of the process that forks.
     answers += [{"code": result.returncode, "output": "", "errors": result.stderr}] * (len(cells) - len(answers))

@@ -14,7 +14,7 @@ from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.outcome import Outcome
 from benchbox.registry.phases import CHECKPOINT
 from benchbox.registry.refusals import cell_refusal
-from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints, set_damaged_aside
+from benchbox.store.checkpoints import describe_resume, list_checkpoints, newest_steps, set_damaged_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,9 @@ def launch_training(
     resume: bool,
     launcher: Launcher,
     policy_dirs: Sequence[Path] = (),
-    max_restarts: int = 0,
+    max_restarts: int,
     progress: TrainingProgress,
-    stop_signals: Sequence[str] = (),
+    stop_signals: Sequence[str],
 ) -> Outcome:
     """Train in a process group, and in another one after each restart.
 
@@ -57,7 +57,7 @@ def launch_training(
     """
     cell = config.cell
     _check(config, folder, resume, launcher.nnodes, progress)
-    if resume and (taken := _steps_taken(folder)) >= config.steps:
+    if resume and (taken := newest_steps(folder / "checkpoints")) >= config.steps:
         more = f"steps is {config.steps}: nothing is left to train; --steps N with a larger number trains on"
         progress.message(f"the newest checkpoint is after {taken} steps, and {more}")
         return Outcome("ok")
@@ -106,7 +106,7 @@ def _run_once(
     stop_signals: Sequence[str],
 ) -> Outcome:
     """Run one process group, and show the rows of its metrics, validations and findings as they appear."""
-    start = _steps_taken(folder)
+    start = newest_steps(folder / "checkpoints")
     followers = [RowFollower(folder / "metrics.jsonl", progress.metrics_row, first_step=start)]
     if config.validation.every:  # else the rows are of an earlier run
         path, first = folder / "validation.jsonl", start + 1 if start else 0
@@ -132,12 +132,6 @@ def _run_once(
 def _newest_checkpoint(folder: Path) -> str | None:
     checkpoints = list_checkpoints(folder / "checkpoints")
     return checkpoints[-1].name if checkpoints else None
-
-
-def _steps_taken(folder: Path) -> int:
-    """Return the steps after which the newest checkpoint of a training was saved, 0 without one."""
-    checkpoints = list_checkpoints(folder / "checkpoints")
-    return checkpoint_steps(checkpoints[-1]) if checkpoints else 0
 
 
 def _trains(trace: Trace) -> bool:

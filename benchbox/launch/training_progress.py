@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchbox.launch.progress import format_clock
+from benchbox.launch.supervise.trace import furthest_behind
 from benchbox.registry.phases import STAGE_TEXTS
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class TrainingProgress:
 
     def ranks_progressed(self, traces: Sequence[Trace]) -> None:
         """Show the state of the rank furthest behind until the first step is logged."""
-        slowest = min((trace.state for trace in traces if trace.state), key=lambda state: state.order, default=None)
+        slowest = furthest_behind(traces)
         state = str(slowest) if slowest else "starting"
         if slowest and slowest.stage in STAGE_TEXTS and state != self._stage:
             self._print(state)

@@ -123,7 +123,7 @@ class _FactsWriter:
         """Write after each probed step: a rank whose neighbour fails is killed and cannot write at exit.
 
         One step may be hundreds of calls of optimizers, and which is its last is known only when the next step begins. Facts
-        are written after the first, the second, the fourth call and so on, and at the begin of the next step.
+        are written after the first, the second, the fourth call and so on, and at the beginning of the next step.
         """
         if self._process is None:
             self._process = os.getpid()

@@ -30,9 +30,7 @@ _NO_STEP = "no optimizer step was seen"
 _COMPILED = "the step is compiled: not observed"
 
 
-def build_facts(
-    state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...], *, compiled: bool = False
-) -> RankFacts:
+def build_facts(state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...], *, compiled: bool) -> RankFacts:
     """Return all observations in the form that rules read.
 
     Args:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FACTS_VERSION = 1
 # After one or two steps a moment may be a gradient times a power of two, and that gradient may come from bfloat16.
 MIN_STEPS_BEFORE_LATER = 3
+SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 # Collectives that sum over ranks
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 

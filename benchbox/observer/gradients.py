@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .hooks.clips import Clip
-from .introspect.tensors import is_of_package, local_shard
+from .introspect.tensors import is_of_package, local_norm
 from .state import StepNorm
 
 if TYPE_CHECKING:
@@ -83,10 +82,8 @@ class GradientRecorder:
         if observation.reported is not None:
             clips = {Clip(*observation.reported): next(iter(clips.values())) if len(clips) == 1 else observation.stepped}
         norms = [StepNorm(clip, self._stepped_norm(observation, tensor_ids)) for clip, tensor_ids in clips.items()]
-        observation.norm = max(norms, key=lambda norm: norm.excess) if norms else self._unclipped_norm(observation)
-
-    def _unclipped_norm(self, observation: StepObservation) -> StepNorm:
-        return StepNorm(None, self._stepped_norm(observation, observation.stepped))
+        unclipped = [] if norms else [StepNorm(None, self._stepped_norm(observation, observation.stepped))]
+        observation.norm = max(norms + unclipped, key=lambda norm: norm.excess)
 
     def _stepped_norm(self, observation: StepObservation, tensor_ids: Collection[int]) -> float | None:
         probed = [tensor_id for tensor_id in tensor_ids if tensor_id in self._state.probes]
@@ -123,10 +120,7 @@ class GradientRecorder:
             return True
         if version == _version(tensor.grad):
             return False
-        gradient = local_shard(tensor.grad).detach()
-        precision = torch.promote_types(gradient.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(gradient, dtype=precision).item() if gradient.numel() else 0.0
-        before = probe.gradient_squared**0.5
+        norm, before = local_norm(tensor.grad), probe.gradient_squared**0.5
         return not (math.isclose(norm, before, rel_tol=_UNCHANGED) or (math.isnan(norm) and math.isnan(before)))
 
 

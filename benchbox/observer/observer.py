@@ -104,7 +104,7 @@ class StepObserver:
         self.remove()
 
     def install(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._installed = True
         self._segmenter.install()
         self._recorder.install()
@@ -167,7 +167,7 @@ class StepObserver:
 
     @_guarded
     def begin_step(self, step: int) -> None:
-        """Record the begin of a step. The step after the last one removes the observer."""
+        """Record the beginning of a step. The step after the last one removes the observer."""
         self._state.operations.leave()
         if step <= self._recorder.last_step:
             self._recorder.begin_step(step)

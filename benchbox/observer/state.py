@@ -88,8 +88,8 @@ class StepObservation:
         names = unique_names(kind for kind, _ in distinct)
         return {name: rates for name, (_, rates) in zip(names, distinct, strict=True)}
 
-    def record_schedules(self, schedules: Sequence[Any], skipped: int = 0) -> None:
-        """Record rates and step counts of schedules at the begin of the step. Schedules recorded before are not overwritten.
+    def record_schedules(self, schedules: Sequence[Any], skipped: int) -> None:
+        """Record rates and step counts of schedules at the beginning of the step, unless they were recorded before.
 
         Args:
             skipped: steps before this one in which schedules advanced and no optimizer stepped, on purpose. Counts are without.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .facts import LiveTensor, OpaqueOptimizer, SteppedTensor
 from .introspect.masters import declared_offload, has_known_arithmetic
-from .introspect.names import parameter_ndims, unwrapped_modules
+from .introspect.names import owned_tensors, parameter_ndims
 from .introspect.tensors import dtype_name, is_plain, local_shard
 from .introspect.wrappers import optimizer_chain
 from .numerics.expected_update import adam_betas, has_decoupled_decay
@@ -117,41 +117,36 @@ def parameter_facts(state: ObserverState) -> Iterator[LiveTensor]:
     optimized = state.optimized_ids()
     for model in state.objects.models:
         ndims = parameter_ndims(model)
-        for prefix, module in unwrapped_modules(model):
-            for name, parameter in module._parameters.items():  # noqa: SLF001
-                if parameter is None:
-                    continue
-                shard = local_shard(parameter)
-                # A parameter that moves although no optimizer was seen to step it may be linked.
-                unstepped_link = None if id(parameter) in state.unstepped.moved else False
-                yield LiveTensor(
-                    name=f"{prefix}.{name}" if prefix else name,
-                    dtype=dtype_name(shard),
-                    device=str(shard.device),
-                    elements=shard.numel(),
-                    ndim=ndims.get(id(parameter)),
-                    trainable=parameter.requires_grad,
-                    gradient=state.census.dtype("gradient", parameter),
-                    linked=id(parameter) in optimized or unstepped_link,
-                    unmoved_steps=state.unstepped.unmoved_steps(parameter),
-                    module=type(module).__name__,
-                )
+        for name, parameter, module in owned_tensors(model, "_parameters"):
+            shard = local_shard(parameter)
+            # A parameter that moves although no optimizer was seen to step it may be linked.
+            unstepped_link = None if id(parameter) in state.unstepped.moved else False
+            yield LiveTensor(
+                name=name,
+                dtype=dtype_name(shard),
+                device=str(shard.device),
+                elements=shard.numel(),
+                ndim=ndims.get(id(parameter)),
+                trainable=parameter.requires_grad,
+                gradient=state.census.dtype("gradient", parameter),
+                linked=id(parameter) in optimized or unstepped_link,
+                unmoved_steps=state.unstepped.unmoved_steps(parameter),
+                module=type(module).__name__,
+            )
 
 
 def buffer_facts(state: ObserverState) -> Iterator[LiveTensor]:
     """Yield the buffers of the models."""
     for model in state.objects.models:
-        for prefix, module in unwrapped_modules(model):
-            for name, buffer in module._buffers.items():  # noqa: SLF001
-                if buffer is not None:
-                    yield LiveTensor(
-                        name=f"{prefix}.{name}" if prefix else name,
-                        dtype=dtype_name(buffer),
-                        device=str(buffer.device),
-                        elements=buffer.numel(),
-                        ndim=buffer.ndim,
-                        module=type(module).__name__,
-                    )
+        for name, buffer, module in owned_tensors(model, "_buffers"):
+            yield LiveTensor(
+                name=name,
+                dtype=dtype_name(buffer),
+                device=str(buffer.device),
+                elements=buffer.numel(),
+                ndim=buffer.ndim,
+                module=type(module).__name__,
+            )
 
 
 def foreign_tensors(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[str]:

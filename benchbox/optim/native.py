@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from benchbox.store.machine_cache import user_cache
+
 _log = logging.getLogger(__name__)
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -74,7 +76,7 @@ def _build(compiler: str, flags: tuple[str, ...]) -> Path:
     source = Path(__file__).with_suffix(".c")
     inputs = (source.read_text(), _run([compiler, "--version"]), *flags)
     key = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchbox" / "native"
+    folder = user_cache() / "native"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     shared_object = folder / f"{key}.so"
     if not shared_object.exists():

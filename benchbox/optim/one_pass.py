@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from benchbox.errors import reason_of
 from benchbox.optim.fused import fused_step
 from benchbox.optim.passes import announced, is_dense, native_functions, step_adamw, supports_native
 
@@ -118,8 +119,7 @@ def _has_triton() -> bool:
     try:
         driver.active  # noqa: B018 (the launcher is compiled at the first access)
     except Exception as error:  # noqa: BLE001 (whatever the compiler, or the search for the CUDA driver, raises)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        _log.warning("optimizer steps on GPUs use torch's slower kernels: Triton cannot start a kernel: %s", reason)
+        _log.warning("optimizer steps on GPUs use torch's slower kernels: Triton cannot start a kernel: %s", reason_of(error))
         return False
     return True
 

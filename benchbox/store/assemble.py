@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from benchbox.store.environments import merge_environments
 from benchbox.store.host_state import merge_host_state
@@ -11,7 +11,7 @@ from benchbox.store.record import SCHEMA_VERSION
 from benchbox.store.step_split import split_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from benchbox.registry.launch_environment import LaunchEnvironment
     from benchbox.registry.launch_record import (
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     )
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_result import RankResult
+
+_Number = TypeVar("_Number", int, float)
 
 # Ranks may differ in these, so the record keeps one value per rank. A difference in any other observation is a mismatch.
 _OBSERVED_PER_RANK = ("shard_numel", "device", "video_decoder", "micro_batch_sizes")
@@ -90,8 +92,8 @@ def assemble_record(
         "collectives": _collectives(merged),
         "flops": _flops(merged),
         "compilation": _compilation(merged),
-        "mfu": _lowest([result.get("mfu") for result in merged]),
-        "hfu": _lowest([result.get("hfu") for result in merged]),
+        "mfu": _of_all(min, [result.get("mfu") for result in merged]),
+        "hfu": _of_all(min, [result.get("hfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
         "unchecked_reason": next((result["unchecked_reason"] for result in merged if result.get("unchecked_reason")), None),
         "host": merge_host_state(merged),
@@ -183,8 +185,8 @@ def _memory(ranks: Sequence[RankResult]) -> Memory | None:
     ]
     # The worst rank is the one whose device needed most memory: by reserved bytes where they are known, else by allocated ones.
     # Each figure is the largest over all ranks, so that neither hides behind the other.
-    allocated = _largest([peak["allocated_peak_bytes"] for peak in peaks])
-    reserved = _largest([peak["reserved_peak_bytes"] for peak in peaks])
+    allocated = _of_all(max, [peak["allocated_peak_bytes"] for peak in peaks])
+    reserved = _of_all(max, [peak["reserved_peak_bytes"] for peak in peaks])
     sizes = [peak["allocated_peak_bytes"] if reserved is None else peak["reserved_peak_bytes"] for peak in peaks]
     largest = allocated if reserved is None else reserved
     worst = None if largest is None else sizes.index(largest)
@@ -218,8 +220,8 @@ def _flops(ranks: Sequence[RankResult]) -> Flops | None:
     if not ranks or len(flops_of_ranks) < len(ranks):
         return None
     merged: Flops = {
-        "model_flops_per_step": _sum([flops.get("model_flops_per_step") for flops in flops_of_ranks]),
-        "recomputed_flops_per_step": _sum([flops.get("recomputed_flops_per_step") for flops in flops_of_ranks]),
+        "model_flops_per_step": _of_all(sum, [flops.get("model_flops_per_step") for flops in flops_of_ranks]),
+        "recomputed_flops_per_step": _of_all(sum, [flops.get("recomputed_flops_per_step") for flops in flops_of_ranks]),
         "reason": next((flops["reason"] for flops in flops_of_ranks if flops.get("reason")), None),
         "per_tower": _towers([flops.get("per_tower") for flops in flops_of_ranks]),
     }
@@ -256,19 +258,11 @@ def _data(ranks: Sequence[RankResult]) -> DataRecord | None:
         return None
     first, *_ = data_of_ranks
     drawn = zip(*([dataset["drawn"] for dataset in data["datasets"]] for data in data_of_ranks), strict=True)
-    return {**first, "datasets": [{**dataset, "drawn": _sum(n)} for dataset, n in zip(first["datasets"], drawn, strict=True)]}
+    pairs = zip(first["datasets"], drawn, strict=True)
+    return {**first, "datasets": [{**dataset, "drawn": _of_all(sum, numbers)} for dataset, numbers in pairs]}
 
 
-def _lowest(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return min(numbers) if numbers and len(numbers) == len(values) else None
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) if len(numbers) == len(values) else None
-
-
-def _largest(values: Sequence[int | None]) -> int | None:
-    numbers = [value for value in values if value is not None]
-    return max(numbers) if numbers and len(numbers) == len(values) else None
+def _of_all(combine: Callable[[list[_Number]], _Number], values: Sequence[_Number | None]) -> _Number | None:
+    """Combine the values of all ranks; None when one of them is unknown."""
+    known = [value for value in values if value is not None]
+    return combine(known) if known and len(known) == len(values) else None

@@ -182,9 +182,9 @@ def _check(path: Path, test: str, name: str, value: float, better: str) -> None:
 
 def _machine(info: dict[str, Any]) -> str:
     """Return the machine as environments of launches name it: its processor and the number of cores."""
-    cpu = info.get("cpu") if isinstance(info.get("cpu"), dict) else {}
-    name = (cpu or {}).get("brand_raw") or info.get("processor") or info.get("machine") or "machine"
+    cpu: dict[str, Any] = info["cpu"] if isinstance(info.get("cpu"), dict) else {}
+    name = cpu.get("brand_raw") or info.get("processor") or info.get("machine") or "machine"
     text = str(name).lower().replace("(r)", "").replace("(tm)", "")
-    flags = set((cpu or {}).get("flags") or ())
+    flags = set(cpu.get("flags") or ())
     instructions = "-avx2" if "avx2" in flags and "avx512f" not in flags else ""
-    return f"{text}{instructions}-{(cpu or {}).get('count', 1)}-cores"
+    return f"{text}{instructions}-{cpu.get('count', 1)}-cores"

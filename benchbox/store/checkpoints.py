@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 LATEST = "latest"
 MANIFEST = "checkpoint.json"
+TENSORS, TRAINER = "tensors", "trainer.json"  # what only `benchbox.trainer` writes
 _PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
 _CHUNK_BYTES = 1 << 24
 # Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, whether
@@ -96,6 +97,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, oldest first."""
     paths = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
     return sorted(paths, key=checkpoint_steps)
+
+
+def newest_steps(folder: Path) -> int:
+    """Return the steps after which the newest checkpoint in a folder was saved, 0 without one."""
+    return max(map(checkpoint_steps, list_checkpoints(folder)), default=0)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -280,9 +286,9 @@ def configuration_changes(checkpoint: Path, cell: Cell) -> list[str]:
     different = sorted(key for key in here if here[key] != there[key])
     refused = [key for key in different if key not in _CHANGEABLE]
     message = ""
-    if samples_per_step(saved) != samples_per_step(cell):
+    if saved.samples_per_step != cell.samples_per_step:
         refused += [key for key in different if key in _SPLIT]
-        message = f" ({samples_per_step(saved)} samples per step there and {samples_per_step(cell)} here)"
+        message = f" ({saved.samples_per_step} samples per step there and {cell.samples_per_step} here)"
     if refused:
         raise ConfigurationError(
             Problem(
@@ -299,11 +305,6 @@ def describe_resume(checkpoint: Path, cell: Cell) -> str:
     manifest, changes = read_manifest(checkpoint), configuration_changes(checkpoint, cell)
     line = f"resuming after step {manifest.steps} ({manifest.samples} samples)"
     return f"{line}; changed: {', '.join(changes)}" if changes else line
-
-
-def samples_per_step(cell: Cell) -> int:
-    """Return the number of samples of an optimizer step, over all ranks and micro-batches."""
-    return cell.batch * cell.accumulation * cell.world_size
 
 
 def _changes(keys: Collection[str], there: Mapping[str, str], here: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from benchbox.errors import RecordError
+from benchbox.errors import RecordError, reason_of
 from benchbox.store.files import atomic_file
 from benchbox.store.record import check_record
 
@@ -109,8 +109,7 @@ def _rows(path: Path, only: list[str] | None = None) -> Iterator[dict[str, Any]]
             if missing:  # pages have checksums, and the list of groups has none
                 raise RecordError(f"{path}: {missing} rows of those it names are missing; {_REMEDY}")
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecordError(f"{path}: cannot be read as Parquet ({reason}); {_REMEDY}") from None
+        raise RecordError(f"{path}: cannot be read as Parquet ({reason_of(error)}); {_REMEDY}") from None
 
 
 def _record(row: dict[str, Any], where: str) -> LaunchRecord:

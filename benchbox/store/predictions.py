@@ -91,7 +91,7 @@ def _read(folder: Path) -> _PredictionsFile | None:
     if not path.is_file():
         return None
     values: Any = read_json(path)
-    version = values.get("schema_version") if isinstance(values, dict) else None
+    version = values.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RecordError(f"{path}: written by a newer benchbox (schema {version}); update benchbox")
     if problem := type_problem(values, _PredictionsFile):

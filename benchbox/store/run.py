@@ -221,8 +221,8 @@ class RunStore:
 
     def stored_launches(self) -> list[tuple[str, int]]:
         """Return (id of the cell, launch) of every record that is here, also of cells that the plan no longer has."""
-        numbered = ((path.parent.name, path.stem.removeprefix("launch-")) for path in self._cells.glob("*/launch-*.json"))
-        return sorted((cell_id, int(launch)) for cell_id, launch in numbered if launch.isdigit())
+        files = ((path.parent.name, _LAUNCH.fullmatch(path.name)) for path in self._cells.glob("*/launch-*.json"))
+        return sorted((cell_id, int(name[1])) for cell_id, name in files if name)
 
     def record(self, cell_id: str, launch: int) -> LaunchRecord | None:
         """Return a launch's record, or None when the launch has none.

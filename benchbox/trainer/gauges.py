@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -11,21 +10,11 @@ import torch
 import torch.distributed as dist
 
 from benchbox.measure.memory import peak_memory, reset_peak_memory
+from benchbox.measure.phases import NONE, CallbackContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-    from types import TracebackType
-
-_NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
-
-# Fields of a row that differ between two runs of the same training.
-MEASURED_FIELDS = frozenset(
-    {
-        *("step_s", "outside_steps_s", "data_wait_s", "mfu", "mfu_reason"),
-        *("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes"),
-    }
-)
 
 
 class DataWaitClock:
@@ -34,14 +23,14 @@ class DataWaitClock:
     def __init__(self) -> None:
         self._waits_s: list[float] = []
         self._start_s = 0.0
-        self._step = _Context(self._begin_step, lambda: None)
-        self._wait = _Context(self._begin_wait, self._end_wait)
+        self._step = CallbackContext(self._begin_step, lambda _: None)
+        self._wait = CallbackContext(self._begin_wait, self._end_wait)
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._wait if name == "data_wait" else _NULL_CONTEXT
+        return self._wait if name == "data_wait" else NONE.phase(name)
 
     def drain(self) -> list[float]:
         """Return the seconds of each step since the last call."""
@@ -54,24 +43,8 @@ class DataWaitClock:
     def _begin_wait(self) -> None:
         self._start_s = time.perf_counter()
 
-    def _end_wait(self) -> None:
+    def _end_wait(self, _: bool) -> None:
         self._waits_s[-1] += time.perf_counter() - self._start_s
-
-
-class _Context:
-    """Reusable context manager of two callbacks."""
-
-    __slots__ = ("_enter", "_leave")
-
-    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
-        self._enter = enter
-        self._leave = leave
-
-    def __enter__(self) -> None:
-        self._enter()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._leave()
 
 
 class TrainingGauges:

@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
@@ -109,9 +108,6 @@ def _answer(request: ForkRequest, connection: socket.socket) -> dict[str, Any]:
 
 def _wait_for_end(pid: int, timeout_s: float) -> None:
     """Wait until a child has ended, at most for a time."""
-    if not hasattr(os, "pidfd_open"):  # not on Linux
-        time.sleep(timeout_s)
-        return
     descriptor = os.pidfd_open(pid)
     try:
         select.select([descriptor], [], [], timeout_s)

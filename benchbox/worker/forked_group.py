@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from benchbox.worker.device_files import initialise_nvml
+from benchbox.worker.output import redirect_output
 from benchbox.worker.parent import signal_on_parent_death
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def lead_group(request: GroupRequest) -> int:
     """Start the ranks, wait for them, end them when one fails; return the exit code of the group."""
     os.setsid()
     signal_on_parent_death(signal.SIGKILL)
-    _redirect_output(request["log"])
+    redirect_output(request["log"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -166,10 +167,3 @@ def _end(pids: dict[int, int]) -> None:
             elif time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
-
-
-def _redirect_output(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)

@@ -1,4 +1,8 @@
-"""Schemas of `job.json`: the launcher writes it, every rank reads it. Values are plain JSON."""
+"""Schemas of `job.json`: the launcher writes it, every rank reads it. Values are plain JSON.
+
+The file also has `out`, the folder of the events, logs and results of ranks, and `id`, by which nodes tell a job from one that
+had its folder before.
+"""
 
 from __future__ import annotations
 
@@ -63,35 +67,4 @@ class ProfileJob(TypedDict):
     policy_dirs: list[str]
 
 
-class PeaksJobFile(PeaksJob):
-    """Contents of the job file of a measurement of peaks."""
-
-    out: str
-
-
-class ProfileJobFile(ProfileJob):
-    """Contents of the job file of a profile."""
-
-    out: str
-
-
-class LinksJobFile(LinksJob):
-    """Contents of the job file of a measurement of links."""
-
-    out: str
-
-
-class MeasureJobFile(MeasureJob):
-    """Contents of the job file of a measurement."""
-
-    out: str  # folder of the events, logs and results of ranks
-
-
-class TrainJobFile(TrainJob):
-    """Contents of the job file of a training run."""
-
-    out: str
-
-
 JobConfig = MeasureJob | TrainJob | LinksJob | PeaksJob | ProfileJob
-JobFile = MeasureJobFile | TrainJobFile | LinksJobFile | PeaksJobFile | ProfileJobFile

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_result import RankResult
-    from benchbox.worker.job_file import MeasureJobFile
+    from benchbox.worker.job_file import MeasureJob
 
 _UNCHECKED_REASON = (
     "the steps were timed, but the probe after them did not complete: attention kernel, checkpointing and dtypes were not "
@@ -48,7 +48,7 @@ _UNCHECKED_REASON = (
 )
 
 
-def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+def measure(job: MeasureJob, out: Path, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
     """Write `rank<r>.json`, the result of this rank, and `facts-rank<r>.json`, the input of the audit.
 
     The result is written twice: with the timed steps before the probe, and complete after it.
@@ -95,7 +95,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         collective_times, collective_times_reason = collectives.result()
         device_memory = peak_memory(device)
         results = [*warmup, *measured]
-        result_file = Path(job["out"]) / f"rank{rank}.json"
+        result_file = out / f"rank{rank}.json"
         timed: RankResult = {
             "rank": rank,
             "world_size": cell.world_size,
@@ -173,7 +173,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             **utilisation,
             "unchecked_reason": None,
         }
-        write_json(Path(job["out"]) / facts_file(rank), facts.to_dict(), indent=None)
+        write_json(out / facts_file(rank), facts.to_dict(), indent=None)
         write_json(result_file, complete, indent=None)
         # After writing, so that the record of a mismatch shows what was observed.
         check_micro_batches(cell, sizes)

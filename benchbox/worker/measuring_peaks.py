@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +12,14 @@ from benchbox.worker.group import join_group
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from benchbox.measure.phases import ProgressTracker
     from benchbox.store.events import EventWriter
-    from benchbox.worker.job_file import PeaksJobFile
+    from benchbox.worker.job_file import PeaksJob
 
 
-def measure_peaks(job: PeaksJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+def measure_peaks(job: PeaksJob, out: Path, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
     """Write `rank<r>.json`: the rates, which are the same on all ranks, and what they were measured with."""
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
@@ -39,4 +40,4 @@ def measure_peaks(job: PeaksJobFile, rank: int, tracker: ProgressTracker, events
         "all_reduce": all_reduce_rate(sizes["all_reduce"], device, limit_s),
         "torch": str(torch.__version__),
     }
-    write_json(Path(job["out"]) / f"rank{rank}.json", result, indent=None)
+    write_json(out / f"rank{rank}.json", result, indent=None)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from benchbox.session import Session
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_profile import PhaseBytes, RankProfile
-    from benchbox.worker.job_file import ProfileJobFile
+    from benchbox.worker.job_file import ProfileJob
 
 _LARGE_TRACE_EVENTS = 100_000  # of which a trace is compressed
 _COMPILED_PHASES = ("forward", "backward")
@@ -51,7 +51,7 @@ _KERNELS = "the optimizer of {} may have kernels of its own, whose bytes are not
 _FLEX = "FlexAttention runs compiled, and its {} are not seen"
 
 
-def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+def profile(job: ProfileJob, out: Path, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
     """Write `rank<r>.json`, the profile of this rank, and its trace.
 
     The profiler slows steps down, so the times of steps and phases are those of steps before it.
@@ -133,7 +133,7 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "trace": path.name,
             "environment": machine,
         }
-        write_json(Path(job["out"]) / f"rank{rank}.json", result, indent=None)
+        write_json(out / f"rank{rank}.json", result, indent=None)
 
 
 def _trace_steps(

@@ -19,28 +19,29 @@ import traceback
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from benchbox.store.events import EventWriter
 from benchbox.store.rank_state import RankStateFile
 from benchbox.worker.collective_log import write_collectives
+from benchbox.worker.output import redirect_output
 from benchbox.worker.parent import signal_on_parent_death
 from benchbox.worker.reporting import describe_error
 from benchbox.worker.stop_signals import LAUNCHER_VARIABLE, StopSignals
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import ProgressTracker
-    from benchbox.worker.job_file import JobFile
+    from benchbox.worker.job_file import JobConfig
 
 _HEARTBEAT_S = 1.0
 
 
 def run_rank(job_file: str) -> NoReturn:
     """Run the job and end the process: exit code 0 on success, else 1. Unless it is killed, it writes a final event."""
-    job: JobFile = json.loads(Path(job_file).read_text())
+    job: Any = json.loads(Path(job_file).read_text())
     rank = int(os.environ.get("RANK", "0"))
     out = Path(job["out"])
-    _redirect_output(out / f"rank{rank}.log")
+    redirect_output(out / f"rank{rank}.log")
     faulthandler.enable()  # a crash in C code writes the Python stacks to the log
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     signal_on_parent_death(signal.SIGKILL)
@@ -60,7 +61,7 @@ def run_rank(job_file: str) -> NoReturn:
     tracker = ProgressTracker(on_change=RankStateFile(out / f"state-rank{rank}").write)
     _start_heartbeat(tracker, events, stack, collectives)
     try:
-        _run_job(job, rank, tracker, events, signals)
+        _run_job(job, out, rank, tracker, events, signals)
     except BaseException as error:  # noqa: BLE001 (every failure is reported as the result of this rank)
         description = describe_error(error, tracker.state)
         _try_to_write_collectives(collectives)
@@ -87,7 +88,7 @@ def _skip_torch_finalizers() -> None:
             finalizer.atexit = False
 
 
-def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
+def _run_job(job: JobConfig, out: Path, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
     if job["kind"] == "train":
         from benchbox.worker.training import train
 
@@ -96,21 +97,21 @@ def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWri
     elif job["kind"] == "links":
         from benchbox.worker.measuring_links import measure_links
 
-        measure_links(job, rank, tracker, events)
+        measure_links(job, out, rank, tracker, events)
     elif job["kind"] == "peaks":
         from benchbox.worker.measuring_peaks import measure_peaks
 
-        measure_peaks(job, rank, tracker, events)
+        measure_peaks(job, out, rank, tracker, events)
     elif job["kind"] == "profile":
         from benchbox.worker.profiling import profile
 
         _exempt_from_collection()
-        profile(job, rank, tracker, events)
+        profile(job, out, rank, tracker, events)
     else:
         from benchbox.worker.measuring import measure
 
         _exempt_from_collection()
-        measure(job, rank, tracker, events)
+        measure(job, out, rank, tracker, events)
 
     import torch.distributed as dist
 
@@ -124,16 +125,8 @@ def _exempt_from_collection() -> None:
     gc.freeze()
 
 
-def _redirect_output(path: Path) -> None:
-    """Redirect stdout and stderr of this process, including what C++ prints, to a file."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-
-
 def _dump_stacks_on_sigusr2(path: Path) -> int:
-    """On SIGUSR2, which the launcher sends to a stuck rank, write the stacks of all threads, even while in C code.
+    """Let SIGUSR2, which the launcher sends to a stuck rank, dump the stacks of all threads, even while in C code.
 
     Return the descriptor of the file, which is empty until then.
     """

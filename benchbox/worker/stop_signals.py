@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class StopSignals:
             ends = not self.deferred or asked_before or sender in (self._parent, self._launcher)
             if number == signal.SIGTERM and ends:
                 self._before_end()
-                self._events.write("terminated", signal=number.name)
+                with suppress(OSError):  # of a full disk
+                    self._events.write("terminated", signal=number.name)
                 os._exit(128 + number)
             asked_before |= sender != self._launcher
             self.requested = self.requested or number.name

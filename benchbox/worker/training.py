@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from benchbox.measure.phases import ProgressTracker
     from benchbox.store.events import EventWriter
-    from benchbox.worker.job_file import TrainJobFile
+    from benchbox.worker.job_file import TrainJob
     from benchbox.worker.stop_signals import StopSignals
 
 
 VISIBLE_AFTER_S = 180.0  # NFS shows what another machine has written after up to a minute by default
 
 
-def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
+def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
     """Train to the configured number of steps, from the checkpoint that the job names.
 
     A signal that asks to stop ends the training after a step, with a checkpoint and the event `stopped`.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from benchbox.audit.judge import Judgement, judge
-from benchbox.audit.record import summarize_numbers
+from benchbox.audit.record import observer_problems, summarize_numbers
 from benchbox.audit.subjects.session import STEPS, SessionObservation
 from benchbox.errors import ThresholdError
 from benchbox.observer.facts import RankFacts
@@ -102,7 +102,7 @@ class TrainingAudit:
     def _log(self, facts: list[RankFacts], completed: int, *, skipped: bool) -> list[str]:
         """Write the row of an audit and return what stops the training: codes of findings, and failures of the observer."""
         judgement = Judgement(findings=()) if skipped else judge(facts)
-        problems = [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems]
+        problems = observer_problems(facts)
         row = {
             "step": completed,
             "findings": [finding.to_dict() for finding in judgement.findings],

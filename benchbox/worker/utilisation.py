@@ -63,13 +63,14 @@ class StepUtilisation:
         """Return the model FLOPs utilisation of this rank in steps of `step_s`, or None and the reason."""
         if self._policy is None:
             return None, "the policy declares no formula of its FLOPs"
-        if self._device_name in DEVICE_PEAKS and self._shapes_vary:
-            return None, "batches differ in shape from step to step (padding: longest)"
-        if self._device_name in DEVICE_PEAKS and self._is_partial():
-            return None, "the backbone is frozen now, and the formula counts its gradients"
-        if self._device_name in DEVICE_PEAKS and self._flops is None:
-            costs = sum_costs(training_cost(self._policy.work(batch)) for batch in self._first_batches)
-            self._flops = total_cost(costs).model
-            self._first_batches.clear()  # which are on the device
+        if self._device_name in DEVICE_PEAKS:  # else `utilisation` says that no peak is known
+            if self._shapes_vary:
+                return None, "batches differ in shape from step to step (padding: longest)"
+            if self._is_partial():
+                return None, "the backbone is frozen now, and the formula counts its gradients"
+            if self._flops is None:
+                costs = sum_costs(training_cost(self._policy.work(batch)) for batch in self._first_batches)
+                self._flops = total_cost(costs).model
+                self._first_batches.clear()  # which are on the device
         result = utilisation(self._flops or 0, 0, [step_s], self._device_name, {self._compute})
         return result["mfu"], result["mfu_reason"]

@@ -12,9 +12,9 @@ import pytest
 
 from benchbox.store.checkpoints import list_checkpoints
 from benchbox.store.run import RunStore
-from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.checkpoints import checksums
 from tests.support.commands import run_in_process as benchbox
+from tests.support.metrics_rows import without_measurements
 from tests.support.wandb_files import read_history
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def results(out: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in MEASURED_FIELDS} for row in rows(out / "metrics.jsonl")]
+    return without_measurements(rows(out / "metrics.jsonl"))
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ import pytest
 
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.store.events import read_events
-from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.checkpoints import checksums
 from tests.support.commands import run_in_process
 from tests.support.datasets import write_robot
+from tests.support.metrics_rows import without_measurements
 from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def command(config: Path, out: Path, *more: str) -> list[str]:
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in MEASURED_FIELDS} for row in rows]
+    return without_measurements(rows)
 
 
 def stop(config: Path, out: Path, number: signal.Signals, rank: int | None) -> Stop:

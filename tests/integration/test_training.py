@@ -22,8 +22,8 @@ from benchbox.spec.train import load_train
 from benchbox.store.checkpoints import describe_files, read_manifest
 from benchbox.store.files import read_json
 from benchbox.trainer.checkpoint.generators import generator_states
-from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.commands import run_in_process
+from tests.support.metrics_rows import without_measurements
 from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def train(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[st
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in MEASURED_FIELDS} for row in rows]
+    return without_measurements(rows)
 
 
 def train_straight(folder: Path, backend: str) -> tuple[Path, Path]:

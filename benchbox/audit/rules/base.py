@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchbox.audit.findings import Finding, Severity
 from benchbox.audit.names import fold_names
 from benchbox.audit.repairs import select_repair
-from benchbox.observer.facts import SECTIONS
+from benchbox.observer.facts import SECTIONS, SIXTEEN_BIT
 from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _FEW_NAMES = 4  # read best as they are
 _MAX_LOCATIONS = 3
 # Kinds of locations that decide in which dtype weights and their state are stored.
 CAST_OR_BUILT = ("cast", "default dtype", "optimizer")
-SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 # In smaller tensors all elements may be exact in bfloat16 by chance.
 MIN_ELEMENTS = 64
 
@@ -125,6 +124,20 @@ def tensor_violations(
         yield RuleViolation(level, optimizer, lowest_rank, measured | stepped_evidence(tensors))
 
 
+def share_violations(
+    facts: Sequence[RankFacts], share: Callable[[SteppedTensor], float | None], label: str
+) -> Iterator[RuleViolation]:
+    """Yield an error for tensors with a share above zero, and the largest share by its label. It is None where all is well."""
+
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        return "error" if (share(tensor) or 0.0) > 0.0 else None
+
+    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
+        return {label: round_share(max(share(tensor) or 0.0 for tensor in tensors))}
+
+    return tensor_violations(facts, severity, evidence)
+
+
 def is_lossy(tensor: SteppedTensor) -> bool:
     """Return whether the part of an update that rounding removes is lost for this tensor."""
     return tensor.dtype in SIXTEEN_BIT and tensor.compensation is None
@@ -150,6 +163,14 @@ def moments_rounded_between_steps(tensor: SteppedTensor) -> list[str]:
     names = ["exp_avg", "exp_avg_sq"] if tensor.betas is None or tensor.betas[0] > 0.5 else ["exp_avg_sq"]
     shares = tensor.numbers.bf16_valued_later
     return [name for name in names if shares.get(name) == 1.0 and tensor.state.get(name) == "float32"]
+
+
+def masters_uncompared(facts: Sequence[RankFacts], differing_share: Callable[[UpdateStatistics], float | None]) -> str | None:
+    """Return that no master could be compared with its live parameter, if there are masters and none has a differing share."""
+    masters = [tensor.numbers for _, tensor in all_stepped_tensors(facts) if not tensor.live]
+    if masters and all(differing_share(numbers) is None for numbers in masters):
+        return "no master could be compared with its live parameter"
+    return None
 
 
 def stepped_evidence(tensors: Sequence[tuple[int, SteppedTensor]]) -> dict[str, Any]:
@@ -193,5 +214,5 @@ def rms_update(numbers: UpdateStatistics) -> float | None:
 
 
 def round_share(share: float) -> float:
-    """Round a share to four locations, but never to 0 or 1 unless it is exactly that."""
+    """Round a share to four decimal places, but never to 0 or 1 unless it is exactly that."""
     return min(max(round(share, 4), 0.0001), 0.9999) if 0.0 < share < 1.0 else share

@@ -6,8 +6,8 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, names_evidence
-from benchbox.observer.facts import OpaqueOptimizer
+from benchbox.audit.rules.base import Rule, RuleViolation, names_evidence
+from benchbox.observer.facts import SIXTEEN_BIT, OpaqueOptimizer
 from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from benchbox.audit.repairs import (
     REDUCTION_BY_LIBRARY,
     SCALING_BY_LIBRARY,
 )
-from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, abbreviate
-from benchbox.observer.facts import REDUCTIONS
+from benchbox.audit.rules.base import Rule, RuleViolation, abbreviate
+from benchbox.observer.facts import REDUCTIONS, SIXTEEN_BIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import (
     CAST_OR_BUILT,
-    SIXTEEN_BIT,
     Rule,
     RuleViolation,
     abbreviate,
     moments_rounded_between_steps,
     names_evidence,
     round_share,
+    share_violations,
     tensor_violations,
 )
+from benchbox.observer.facts import SIXTEEN_BIT
 from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
@@ -95,15 +96,10 @@ def _sixteen_bit_violations(facts: Sequence[RankFacts]) -> Iterator[RuleViolatio
 
 
 def _underflow(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    def severity(tensor: SteppedTensor) -> Severity | None:
-        underflows = tensor.state.get(_SECOND_MOMENT) == "float16" and (tensor.numbers.second_moment_zero or 0.0) > 0.0
-        return "error" if underflows else None
+    def share(tensor: SteppedTensor) -> float | None:
+        return tensor.numbers.second_moment_zero if tensor.state.get(_SECOND_MOMENT) == "float16" else None
 
-    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        worst = max(tensor.numbers.second_moment_zero or 0.0 for tensor in tensors)
-        return {"share of v that is zero where the gradient is not": round_share(worst)}
-
-    return tensor_violations(facts, severity, evidence)
+    return share_violations(facts, share, "share of v that is zero where the gradient is not")
 
 
 def _flushes_to_zero(value: float, dtype: str) -> bool:

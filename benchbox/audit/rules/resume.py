@@ -9,10 +9,11 @@ from benchbox.audit.rules.base import (
     Rule,
     RuleViolation,
     abbreviate,
+    masters_uncompared,
     moments_rounded_between_steps,
     rms_update,
-    round_share,
     seen_between_steps,
+    share_violations,
     tensor_violations,
 )
 from benchbox.observer.facts import MIN_STEPS_BEFORE_LATER
@@ -127,20 +128,8 @@ def _nothing_loaded(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _stale_masters(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    def severity(tensor: SteppedTensor) -> Severity | None:
-        return "error" if (tensor.numbers.live_differs_first or 0.0) > 0.0 else None
-
-    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        worst = max(tensor.numbers.live_differs_first or 0.0 for tensor in tensors)
-        return {"share of elements that differ before the first step": round_share(worst)}
-
-    return tensor_violations(facts, severity, evidence)
-
-
-def _masters_uncompared(facts: Sequence[RankFacts]) -> str | None:
-    masters = [tensor for _, tensor in all_stepped_tensors(facts) if not tensor.live]
-    compared = any(tensor.numbers.live_differs_first is not None for tensor in masters)
-    return "no master could be compared with its live parameter" if masters and not compared else None
+    label = "share of elements that differ before the first step"
+    return share_violations(facts, lambda tensor: tensor.numbers.live_differs_first, label)
 
 
 RULES = (
@@ -206,6 +195,6 @@ RULES = (
         references=("DeepSpeed#4141", "prime-rl#3234"),
         sections=("stepped", "links"),
         check=_stale_masters,
-        missing_evidence=_masters_uncompared,
+        missing_evidence=lambda facts: masters_uncompared(facts, lambda numbers: numbers.live_differs_first),
     ),
 )

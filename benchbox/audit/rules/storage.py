@@ -13,9 +13,11 @@ from benchbox.audit.rules.base import (
     abbreviate,
     is_lossy,
     is_weight_rounded_between_steps,
+    masters_uncompared,
     names_evidence,
     rms_update,
     round_share,
+    share_violations,
     tensor_violations,
 )
 from benchbox.audit.thresholds import EDQ_ERROR, EDQ_WARNING
@@ -156,19 +158,10 @@ def _too_few_steps(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    def severity(tensor: SteppedTensor) -> Severity | None:
-        return "error" if (tensor.numbers.live_differs or 0.0) > 0.0 and tensor.compensation is None else None
+    def share(tensor: SteppedTensor) -> float | None:
+        return tensor.numbers.live_differs if tensor.compensation is None else None
 
-    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"share of elements that differ": round_share(max(tensor.numbers.live_differs or 0.0 for tensor in tensors))}
-
-    return tensor_violations(facts, severity, evidence)
-
-
-def _masters_uncompared(facts: Sequence[RankFacts]) -> str | None:
-    masters = [tensor for _, tensor in all_stepped_tensors(facts) if not tensor.live]
-    compared = any(tensor.numbers.live_differs is not None for tensor in masters)
-    return "no master could be compared with its live parameter" if masters and not compared else None
+    return share_violations(facts, share, "share of elements that differ")
 
 
 def _live_device_unknown(facts: Sequence[RankFacts]) -> str | None:
@@ -303,7 +296,7 @@ RULES = (
         references=("OpenTau#186",),
         sections=("stepped", "links"),
         check=_live_differs,
-        missing_evidence=_masters_uncompared,
+        missing_evidence=lambda facts: masters_uncompared(facts, lambda numbers: numbers.live_differs),
     ),
     Rule(
         code="BXP105",

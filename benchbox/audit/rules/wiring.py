@@ -170,10 +170,14 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
                 "stepped": abbreviate(tensor.name for tensor in orphans) or ("nothing" if _steps_nothing(rank_facts) else None),
                 "held, without a gradient": abbreviate(rank_facts.strangers) or None,
             }
-            yield RuleViolation("error", " > ".join(rank_facts.optimizer_chain) or "optimizer", rank_facts.rank, evidence)
+            yield RuleViolation("error", _describe_chain(rank_facts), rank_facts.rank, evidence)
             return
     yield from _unmoved(facts)
     yield from _untrained_in_checkpoint(facts)
+
+
+def _describe_chain(facts: RankFacts) -> str:
+    return " > ".join(facts.optimizer_chain) or "optimizer"
 
 
 def _steps_nothing(facts: RankFacts) -> bool:
@@ -186,7 +190,7 @@ def _untrained_in_checkpoint(facts: Sequence[RankFacts]) -> Iterator[RuleViolati
         untrained = [p for p in rank_facts.parameters if p.trainable and p.linked is False]
         if rank_facts.source == "checkpoint" and untrained:
             evidence = {"parameters": len(untrained), **names_evidence(p.name for p in untrained)}
-            where = " > ".join(rank_facts.optimizer_chain) or "optimizer"
+            where = _describe_chain(rank_facts)
             title = "the checkpoint has trainable parameters that no optimizer holds"
             yield RuleViolation("warning", where, rank_facts.rank, evidence, title)
             return
@@ -199,7 +203,7 @@ def _unmoved(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     optimizer knows may be frozen on purpose.
     """
     for rank_facts in facts:
-        where = " > ".join(rank_facts.optimizer_chain) or "optimizer"
+        where = _describe_chain(rank_facts)
         parameters = [p for p in rank_facts.parameters if p.trainable and p.elements]
         unmoved = [p for p in parameters if p.gradient is not None and p.unmoved_steps >= _UNMOVED_STEPS]
         stepped_twins = {(p.name, p.elements) for p in parameters if p.linked and not p.unmoved_steps}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from benchbox.audit.judge import Judgement, judge
+from benchbox.audit.judge import Judgement, judge, observer_failures
 from benchbox.audit.record import summarize_numbers
 from benchbox.audit.subjects.contract import recipe_contract
 from benchbox.audit.subjects.session import STEPS
@@ -40,17 +40,13 @@ class PrecisionAudit:
     @property
     def passed(self) -> bool:
         """Return whether no finding is an error or unknown, and no observer failed: what it missed is unknown too."""
-        return not self.judgement.failing() and not self._failures
-
-    @property
-    def _failures(self) -> list[str]:
-        return [f"the observer failed on rank {facts.rank}: {facts.problems[0]}" for facts in self.facts if facts.problems]
+        return not self.judgement.failing() and not observer_failures(self.facts)
 
     def check(self) -> None:
         """Raise ThresholdError, with every failing finding and its repair, unless the audit passed."""
         failing = set(self.judgement.failing())
         lines = [f"{finding.code} {finding.title}: {finding.repair}" for finding in self.findings if finding.code in failing]
-        lines += self._failures
+        lines += observer_failures(self.facts)
         if lines:
             raise ThresholdError("\n".join(lines))
 

@@ -9,7 +9,7 @@ import av
 import pyarrow as pa
 
 from benchbox.data.format.cells import NestedCells
-from benchbox.errors import DataError
+from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,5 @@ class ImageColumns:
             av.FFmpegError,
             pa.ArrowException,
         ) as error:
-            raise DataError(
-                f"{where}: not an image ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-            ) from None
+            raise DataError(f"{where}: not an image ({reason_of(error)})") from None
         return pixels

@@ -15,7 +15,7 @@ from benchbox.data.dataset.images import ImageColumns
 from benchbox.data.format.language import PERSISTENT, STYLES, PersistentTexts
 from benchbox.data.format.layouts.reading import read_metadata
 from benchbox.data.format.metadata import ACTION, IMAGE_PREFIX, STATE, SUBTASKS, DatasetMetadata, Episode, Statistics
-from benchbox.data.format.missing_statistics import complete_statistics, ignore_progress
+from benchbox.data.format.missing_statistics import complete_statistics
 from benchbox.data.format.tables import TableCache
 from benchbox.data.video.decoders import PYAV, open_reader
 from benchbox.data.video.files import VideoCache, key_frame_interval
@@ -43,7 +43,7 @@ def open_dataset(root: Path | str) -> LeRobotDataset:
 
 
 def open_training_dataset(
-    root: Path | str, on_progress: Callable[[int, int], None] = ignore_progress, *, cache: bool = True
+    root: Path | str, on_progress: Callable[[int, int], None] = lambda _, __: None, *, cache: bool = True
 ) -> tuple[LeRobotDataset, Path | None]:
     """Open a dataset whose state and action have the statistics of every normalisation: see `complete_statistics`.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -36,11 +38,11 @@ class NestedCells:
         if path not in self._first_rows:
             footer = pq.ParquetFile(path).metadata
             sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-            self._first_rows[path] = [sum(sizes[:group]) for group in range(len(sizes) + 1)]
+            self._first_rows[path] = [0, *accumulate(sizes)]
         first_rows = self._first_rows[path]
         if not 0 <= row < first_rows[-1]:
             raise IndexError(f"the file has {first_rows[-1]} rows")
-        group = next(number for number, first_row in enumerate(first_rows) if row < first_row) - 1
+        group = bisect_right(first_rows, row) - 1
         if (path, group) not in self._groups:
             self._groups[path, group] = pq.ParquetFile(path).read_row_group(group, columns=self._columns, use_threads=False)
             while len(self._groups) > self._max_cached_groups:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from benchbox.data.format.cells import NestedCells
 from benchbox.data.format.metadata import read_table
-from benchbox.errors import DataError
+from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from benchbox.data.format.metadata import Episode
 
 PERSISTENT = "language_persistent"
-EVENTS = "language_events"
 DTYPE = "language"
 STYLES = {"response": "subtask", "memory": "memory"}
 """Styles of persistent rows by the text of a policy that they are."""
@@ -61,7 +60,7 @@ class PersistentTexts:
             except FileNotFoundError:
                 raise DataError(f"{episode.data_file}: the file is missing") from None
             except (OSError, IndexError, KeyError, pa.ArrowException) as error:
-                raise DataError(f"{where}: not readable ({str(error).splitlines()[0]})") from None
+                raise DataError(f"{where}: not readable ({reason_of(error)})") from None
             self._episodes[episode.index] = _by_style(rows, where)
             while len(self._episodes) > _MAX_CACHED_EPISODES:
                 self._episodes.popitem(last=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchbox.errors import DataError
+from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         table = file.read(columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not readable as Parquet ({_first_line(error)}); restore the file") from None
+        raise DataError(f"{path}: not readable as Parquet ({reason_of(error)}); restore the file") from None
     missing = [column for column in columns or () if column not in table.column_names]
     if missing:
         raise DataError(f"{path}: no column {missing[0]!r}")
@@ -128,11 +128,7 @@ def _open_table(path: Path) -> pq.ParquetFile:
     except FileNotFoundError:
         raise DataError(f"{path}: the file is missing; restore it") from None
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not readable as Parquet ({_first_line(error)}); restore the file") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: not readable as Parquet ({reason_of(error)}); restore the file") from None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,18 +15,16 @@ from benchbox.data.format import statistics
 from benchbox.data.format.metadata import ACTION, STATE, Statistics
 from benchbox.data.format.tables import read_column
 from benchbox.store.files import write_json
+from benchbox.store.machine_cache import user_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from benchbox.data.format.metadata import DatasetMetadata
 
 FILE = "meta/benchbox_statistics.json"
 FEATURES = (STATE, ACTION)  # those that policies normalise
-
-
-def ignore_progress(_: int, __: int) -> None:
-    """Do nothing: the default `on_progress`."""
 
 
 def has_all_statistics(metadata: DatasetMetadata) -> bool:
@@ -38,7 +34,7 @@ def has_all_statistics(metadata: DatasetMetadata) -> bool:
 
 
 def complete_statistics(
-    metadata: DatasetMetadata, on_progress: Callable[[int, int], None] = ignore_progress, *, cache: bool = True
+    metadata: DatasetMetadata, on_progress: Callable[[int, int], None], *, cache: bool
 ) -> tuple[Statistics, Path | None]:
     """Return the statistics of a dataset with those of state and action that it lacks, and the file these are cached in.
 
@@ -61,12 +57,9 @@ def complete_statistics(
 
 
 def _merge(stored: Statistics, computed: Statistics) -> Statistics:
-    merged = {name: values | stored.get(name, {}) for name, values in computed.items() if _is_mapping(stored, name)}
-    return stored | merged  # what is damaged stays, and is reported when it is used
-
-
-def _is_mapping(stored: Statistics, name: str) -> bool:
-    return isinstance(stored.get(name, {}), dict)
+    """Return the stored statistics with those that they lack. What is damaged stays, and is reported when it is used."""
+    own = {name: stored.get(name, {}) for name in computed}
+    return stored | {name: computed[name] | values for name, values in own.items() if isinstance(values, dict)}
 
 
 def _compute(metadata: DatasetMetadata, on_progress: Callable[[int, int], None]) -> Statistics:
@@ -82,12 +75,7 @@ def _compute(metadata: DatasetMetadata, on_progress: Callable[[int, int], None])
 def _cache_files(root: Path) -> tuple[Path, Path]:
     """Return where the statistics may be cached, in the order of preference."""
     name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return root / FILE, cache_folder() / "statistics" / f"{name}.json"
-
-
-def cache_folder() -> Path:
-    """Return the user's folder of what benchbox computes once per dataset."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchbox"
+    return root / FILE, user_cache() / "statistics" / f"{name}.json"
 
 
 def _fingerprint(metadata: DatasetMetadata) -> str:
@@ -114,7 +102,6 @@ def _write(paths: tuple[Path, ...], content: dict[str, object]) -> Path | None:
     """Write the first file that can be written, and return it."""
     for path in paths:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, content)
         except OSError:
             continue

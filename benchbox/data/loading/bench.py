@@ -34,6 +34,7 @@ STAGES = ("read", "decode", "resize", "tokenise", "transport", "other")
 TOLERANCE = 0.05  # of the best rate, below which fewer workers are preferred
 TRANSPORT_BATCHES = 100
 BREAKDOWN_SAMPLES = 512
+_SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def measure_loading(
         ConfigurationError: the data cannot be provided in the form of the spec.
         DataError: the dataset is missing or damaged.
     """
-    samples = open_samples(data, spec, seed=0)
+    samples = open_samples(data, spec, _SEED)
     assert isinstance(samples, MixtureSamples)
     rates, costs = [], []
     for order in orders:
@@ -94,15 +95,15 @@ def measure_loading(
     return LoadingReport(rates=rates, costs=costs, key_frame_interval=samples.members[0].dataset.key_frame_interval())
 
 
-def measure_rate(data: DataSpec, spec: BatchSpec, order: str, *, batch: int, seconds: float, seed: int = 0) -> LoadingRate:
+def measure_rate(data: DataSpec, spec: BatchSpec, order: str, *, batch: int, seconds: float) -> LoadingRate:
     """Measure samples per second, after the workers have started and the buffer of episode_shuffle is full.
 
     Raises:
         ConfigurationError: the data cannot be provided in the form of the spec.
         DataError: the dataset is missing or damaged.
     """
-    arguments = {"batch": batch, "accumulation": 1, "rank": 0, "world_size": 1, "seed": seed}
-    with closing(open_stream(data, spec, order=order, **arguments)) as stream:  # type: ignore[arg-type]
+    opened = open_stream(data, spec, order=order, batch=batch, accumulation=1, rank=0, world_size=1, seed=_SEED)
+    with closing(opened) as stream:
         lanes = data.buffer // data.block if order == "episode_shuffle" else 0
         for _ in range(2 * (data.workers + 1) + lanes // batch + 1):
             next(stream)
@@ -113,13 +114,13 @@ def measure_rate(data: DataSpec, spec: BatchSpec, order: str, *, batch: int, sec
     return LoadingRate(order=order, workers=data.workers, samples_per_s=batches * batch / elapsed)
 
 
-def measure_cost(samples: MixtureSamples, order: str, data: DataSpec, *, batch: int, seed: int = 0) -> LoadingCost:
+def measure_cost(samples: MixtureSamples, order: str, data: DataSpec, *, batch: int) -> LoadingCost:
     """Measure where the time of a sample goes, in this process; the transport from a worker is measured apart.
 
     Raises:
         DataError: the dataset is damaged.
     """
-    keys = _first_keys(samples, order, data, batch, seed)
+    keys = _first_keys(samples, order, data, batch)
     size = data.block if order == "episode_shuffle" else batch
     counts = samples.members[0].dataset.frame_counts
     before = replace(counts)
@@ -212,10 +213,10 @@ class _ConstantSamples:
         return self._row
 
 
-def _first_keys(samples: MixtureSamples, order: str, data: DataSpec, batch: int, seed: int) -> list[SampleKey]:
+def _first_keys(samples: MixtureSamples, order: str, data: DataSpec, batch: int) -> list[SampleKey]:
     """Return the first keys of an order, as one process reads them: block by block in episode_shuffle."""
     if order == "episode_shuffle":
-        shuffle = EpisodeShuffle(samples.groups(), seed, samples_per_step=batch, block=data.block, buffer=data.buffer)
+        shuffle = EpisodeShuffle(samples.groups(), _SEED, samples_per_step=batch, block=data.block, buffer=data.buffer)
         return [key for number in range(-(-BREAKDOWN_SAMPLES // data.block)) for key in shuffle.block_keys(number)]
-    frames: Order = FrameOrder(samples.groups(), seed, shuffled=order == "frame_shuffle")
+    frames: Order = FrameOrder(samples.groups(), _SEED, shuffled=order == "frame_shuffle")
     return [frames.key(position) for position in range(BREAKDOWN_SAMPLES)]

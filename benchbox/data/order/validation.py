@@ -37,14 +37,9 @@ def validation_batches(
     if max_samples is not None and max_samples < len(samples):
         samples = samples[np.arange(max_samples) * len(samples) // max_samples]
     number = -(-len(samples) // (world_size * batch))  # of batches, for the rank with most samples
-    rank_samples = _divide(samples, world_size)[rank]
+    rank_samples = np.array_split(samples, world_size)[rank]
     repeated = ValidationBatch((_key(samples[0]),), counts=False)
-    return [ValidationBatch(tuple(map(_key, part))) if len(part) else repeated for part in _divide(rank_samples, number)]
-
-
-def _divide(samples: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Divide samples into consecutive parts, of which the first ones have one sample more."""
-    return np.array_split(samples, parts)
+    return [ValidationBatch(tuple(map(_key, part))) if len(part) else repeated for part in np.array_split(rank_samples, number)]
 
 
 def _key(index: int) -> SampleKey:

@@ -13,16 +13,17 @@ import platform
 import time
 from contextlib import closing, suppress
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from benchbox.data.format.missing_statistics import cache_folder
 from benchbox.data.video.files import VideoReader
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, reason_of
 from benchbox.registry.names import did_you_mean
 from benchbox.store.files import atomic_file
+from benchbox.store.machine_cache import user_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,16 +121,14 @@ def _why_not_torchcodec() -> str | None:
     try:
         import_module("torchcodec.decoders")
     except (ImportError, OSError, RuntimeError) as error:  # FFmpeg is missing, or it was built for another torch
-        return f"torchcodec cannot be imported ({str(error).strip().splitlines()[0]}); it needs FFmpeg's shared libraries"
+        return f"torchcodec cannot be imported ({reason_of(error)}); it needs FFmpeg's shared libraries"
     return None
 
 
 def _cache_file(metadata: DatasetMetadata) -> Path:
-    from importlib.metadata import version
-
     versions = [f"{package} {version(package)}" for package in ("av", "torchcodec")]
     name = hashlib.sha256("\n".join([str(metadata.root.resolve()), platform.node(), *versions]).encode()).hexdigest()[:16]
-    return cache_folder() / "decoders" / f"{name}.json"
+    return user_cache() / "decoders" / f"{name}.json"
 
 
 def _keep(path: Path, times_s: dict[str, float]) -> str:

@@ -58,6 +58,7 @@ def open_video(path: Path) -> Any:
     except (av.FFmpegError, OSError) as error:
         raise DataError(f"{path}: not readable as video ({error})") from None
     if not container.streams.video:
+        container.close()
         raise DataError(f"{path}: no video stream in the file")
     return container
 
@@ -120,10 +121,10 @@ def key_frame_interval(path: Path) -> int | None:
         DataError: the file is missing or damaged.
     """
     try:
-        with av.open(str(path)) as container:
+        with open_video(path) as container:
             packets = islice(container.demux(video=0), MAX_INSPECTED_PACKETS)
             keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
-    except (av.FFmpegError, OSError, IndexError) as error:
+    except (av.FFmpegError, OSError) as error:
         raise DataError(f"{path}: not readable as video ({error})") from None
     return max((later - earlier for earlier, later in pairwise(keys)), default=None)
 

@@ -16,13 +16,11 @@ from benchbox.data.format.metadata import read_table
 from benchbox.data.video.remux import VideoCopier
 from benchbox.data.writing.features import DEFAULT_FEATURES
 from benchbox.data.writing.files import TableFiles
-from benchbox.data.writing.writer import DATA_FILE_MIB, VIDEO_FILE_MIB
+from benchbox.data.writing.writer import DATA_FILE_MIB, LIMITS_MIB, VIDEO_FILE_MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-LIMITS_MIB: dict[str, float] = {"data_files_size_in_mb": DATA_FILE_MIB, "video_files_size_in_mb": VIDEO_FILE_MIB}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from benchbox.data.format.metadata import IMAGE_PREFIX, SUBTASKS, read_table
 from benchbox.data.video.remux import VideoCopier
 from benchbox.data.writing.attempts import FILE as RECORDING
 from benchbox.data.writing.files import TableFiles
-from benchbox.data.writing.writer import DATA_FILE_MIB, LAYOUTS, VIDEO_FILE_MIB
-from benchbox.errors import DataError
+from benchbox.data.writing.writer import DATA_FILE_MIB, LAYOUTS, LIMITS_MIB, VIDEO_FILE_MIB
+from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +81,6 @@ def convert(
 def _write(
     dataset: LeRobotDataset, folder: Path, layout: Layout, tasks: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> Conversion:
-    limits: dict[str, float] = {"data_files_size_in_mb": DATA_FILE_MIB, "video_files_size_in_mb": VIDEO_FILE_MIB}
     left_out = [name for name, feature in dataset.features.items() if feature["dtype"] == DTYPE and layout.version == v2.V21]
     rows, tables = _EpisodeRows(dataset, left_out), TableFiles(folder, layout, DATA_FILE_MIB)
     videos = [name for name, feature in dataset.features.items() if feature["dtype"] == "video"]
@@ -111,13 +110,13 @@ def _write(
         "features": {name: feature for name, feature in dataset.features.items() if name not in left_out},
     }
     written_dataset = WrittenDataset(
-        info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=limits
+        info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=LIMITS_MIB
     )
     try:
         layout.write_metadata(folder, written_dataset)
     except pa.ArrowException as error:
         raise DataError(
-            f"{dataset.root / 'meta'}: the statistics of its episodes have different shapes ({str(error).splitlines()[0]}); "
+            f"{dataset.root / 'meta'}: the statistics of its episodes have different shapes ({reason_of(error)}); "
             "remove them from the dataset, and the conversion computes them"
         ) from None
     for name in (SUBTASKS, RECORDING):
@@ -162,8 +161,9 @@ class _EpisodeRows:
         try:
             return rows.select(self._schema.names).cast(self._schema)
         except (KeyError, ValueError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{path}: its columns are not those of the files before it ({reason}); restore the file") from None
+            raise DataError(
+                f"{path}: its columns are not those of the files before it ({reason_of(error)}); restore the file"
+            ) from None
 
     def _embed(self, rows: pa.Table, name: str, path: Path) -> pa.Array:
         """Return images with their bytes: files that the rows name would not be in the new dataset."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, reason_of
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def import_simulator() -> tuple[Any, Any, Any]:
 
 def _graphics_error(error: Exception) -> ConfigurationError:
     library = os.environ.get("MUJOCO_GL", "the display")
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ConfigurationError(
-        f"cannot render with {library} ({reason}): install libosmesa6 (apt-get install libosmesa6) and set MUJOCO_GL=osmesa"
+        f"cannot render with {library} ({reason_of(error)}): "
+        "install libosmesa6 (apt-get install libosmesa6) and set MUJOCO_GL=osmesa"
     )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DATA_FILE_MIB = 100
 VIDEO_FILE_MIB = 200
+LIMITS_MIB: dict[str, float] = {"data_files_size_in_mb": DATA_FILE_MIB, "video_files_size_in_mb": VIDEO_FILE_MIB}
 LAYOUTS = {layout.version: layout for layout in (v30.LAYOUT, v2.LAYOUT)}
 
 

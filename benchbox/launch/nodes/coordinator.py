@@ -74,7 +74,10 @@ class _CoordinatedGroup(RankGroup):
         code = self._local.poll(timeout_s)
         codes: list[int | None] = [follower.read().get("exit_codes", {}).get(str(self._number)) for follower in self._followers]
         if code == 0 and None in codes:
-            return 1 if self._lost() else None
+            if self._lost():
+                return 1
+            time.sleep(timeout_s)  # as the poll of the ranks here no longer does
+            return None
         if code is not None:
             return next((number for number in (code, *codes) if number), 0)
         if self._lost():

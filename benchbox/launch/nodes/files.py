@@ -78,7 +78,8 @@ class NodeFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stopped.set()
         self._thread.join()
-        self.update(closed=True)
+        with suppress(OSError):  # the other nodes lose this one when it no longer reports
+            self.update(closed=True)
 
     def update(self, **values: Any) -> None:
         """Set fields and write the file."""

@@ -1,4 +1,4 @@
-"""Processes of a launch: launchers, torchrun, user commands, signals, locks, environment variables."""
+"""Processes of a launch: launchers, torchrun, user commands, signals, the terminal, environment variables."""
 
 from __future__ import annotations
 

@@ -6,14 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
-
-import psutil
 
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
 from benchbox.launch.process.environment import group_variables, host_variables
-from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, signal_processes
 from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
@@ -102,10 +99,7 @@ class _TorchrunGroup(RankGroup):
             return None
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        for process in find_processes(self._job_id):  # the kernel may have reused the pid of a dead rank
-            if process.pid in pids:
-                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                    process.send_signal(number)
+        signal_processes(self._job_id, pids, number)
 
     def end(self) -> None:
         end_processes(self._job_id, grace_s=self._grace_s)

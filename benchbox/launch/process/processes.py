@@ -13,7 +13,7 @@ import psutil
 from benchbox.errors import BenchboxError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 # Children inherit the environment of their parents: data loaders, compilers and daemons started by a rank are found by this
 # variable even when neither sessions (torchrun gives every rank its own) nor parents (they may be dead) lead to them.
@@ -78,6 +78,13 @@ def _signal_all(number: signal.Signals, find: Callable[[], list[psutil.Process]]
     return True
 
 
-def _send(process: psutil.Process, number: signal.Signals) -> None:
+def signal_processes(job_id: str, pids: Collection[int], number: int, *, session: int | None = None) -> None:
+    """Signal the processes of a job that have these ids: the kernel may have given the id of a dead rank to another process."""
+    for process in find_processes(job_id, session=session):
+        if process.pid in pids:
+            _send(process, number)
+
+
+def _send(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(psutil.Error):  # it may have ended in between
         process.send_signal(number)

@@ -13,13 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import psutil
-
 from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables, import_environment
-from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, signal_processes
 from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
@@ -97,7 +95,10 @@ class ForkServerLauncher(Launcher):
     def _server(self, environment: Mapping[str, str]) -> _Server:
         key = frozenset(import_environment(environment).items())
         server = self._servers.get(key)
-        if server is None or not server.alive:
+        if server is not None and not server.alive:
+            server.close()
+            server = None
+        if server is None:
             shared = None if self._preload else _connect(environment)
             server = self._servers[key] = shared or _OwnServer(environment, self._preload)
         return server
@@ -159,7 +160,8 @@ class _Server:
         self._request(action="release", leader=leader)
 
     def close(self) -> None:
-        self._channel.close()
+        with suppress(OSError):  # it has ended, and a request to it is still in the buffer
+            self._channel.close()
         self._socket.close()
 
     def _request(self, **request: Any) -> dict[str, Any] | None:
@@ -201,9 +203,11 @@ class _OwnServer(_Server):
             )
         super().__init__(ours)
         if self.greeting is None:
+            code = self._process.wait()
             self._log.seek(0)
             output = self._log.read().decode(errors="replace").strip().splitlines()
-            reason = output[-1] if output else f"exit code {self._process.wait()}"
+            self.close()
+            reason = output[-1] if output else f"exit code {code}"
             raise _ServerStartError(f"the fork server could not start: {reason.removeprefix('AssertionError: ')}")
 
     def close(self) -> None:
@@ -224,10 +228,7 @@ class _ForkedGroup(RankGroup):
         return self._server.poll(self._leader, timeout_s)
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        for process in find_processes(self._job_id, session=self._leader):
-            if process.pid in pids:
-                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                    process.send_signal(number)
+        signal_processes(self._job_id, pids, number, session=self._leader)
 
     def end(self) -> None:
         end_processes(self._job_id, session=self._leader, grace_s=self._grace_s)

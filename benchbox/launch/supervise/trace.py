@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchbox.registry.phases import RankState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(slots=True)
@@ -66,3 +66,8 @@ class Trace:
             self.final_event = self.final_event or kind
             return True
         return False
+
+
+def furthest_behind(traces: Iterable[Trace]) -> RankState | None:
+    """Return the state of the rank that is furthest behind; None before any rank has reported one."""
+    return min((trace.state for trace in traces if trace.state), key=lambda state: state.order, default=None)

@@ -39,10 +39,10 @@ class PendingClips:
         return list(dict.fromkeys(self._latest[tensor_id] for tensor_id in tensor_ids if tensor_id in self._latest))
 
     def pop(self, tensor_ids: Iterable[int]) -> list[Clip]:
-        """Return the clippings that wait for these tensors, which are about to be stepped or were stepped."""
+        """Remove and return the clippings that wait for these tensors, which are about to be stepped or were stepped."""
         clips = (self._latest.pop(tensor_id, None) for tensor_id in tensor_ids)
         return list(dict.fromkeys(clip for clip in clips if clip is not None))
 
     def pop_all(self) -> list[Clip]:
-        """Return the clippings that wait for any tensor."""
+        """Remove and return all clippings."""
         return self.pop(list(self._latest))

@@ -91,14 +91,6 @@ class CollectiveCounter:
             entry["bytes"] += size
         return counts
 
-    @property
-    def dtypes(self) -> dict[str, set[str]]:
-        """Dtypes by kind."""
-        dtypes: dict[str, set[str]] = {}
-        for name, dtype in self._totals:
-            dtypes.setdefault(name, set()).add(dtype)
-        return dtypes
-
 
 def _tensors(argument: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, Tensor)]

@@ -33,7 +33,7 @@ class ForwardHooks:
         self._compiled = TraceWatch("forward")
 
     def install(self) -> None:
-        """Start to count, from zero, unless already installed."""
+        """Start counting from zero, unless already installed."""
         if not self._is_counting:
             self._is_counting = True
             self._calls.clear()
@@ -60,7 +60,7 @@ class ForwardHooks:
         return bool(self._calls)
 
     def remove(self) -> tuple[int | None, list[nn.Module]]:
-        """Stop to count and return (micro-batches, modules that were called); (None, []) if not installed."""
+        """Stop counting and return (micro-batches, modules that were called); (None, []) if not installed."""
         self._before_next_call = None
         if not self._is_counting:
             self._unregister()

@@ -61,7 +61,7 @@ class LocationRecorder:
         self._default_dtypes: dict[SourceLocation, None] = {}
 
     def install(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._patches = FunctionPatches()
         self._patches.patch(Optimizer, "__init__", self._construct_optimizer)
         self._patches.patch(LRScheduler, "__init__", self._construct_schedule)
@@ -70,7 +70,7 @@ class LocationRecorder:
         self._patches.patch(torch, "set_default_dtype", self._set_default_dtype)
 
     def remove(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._patches.remove()
 
     def locations(self, constructed: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[SourceLocation]:

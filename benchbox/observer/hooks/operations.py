@@ -39,7 +39,7 @@ class OperationRecorder:
         self._steps_in_backward |= in_backward()
 
     def enter(self) -> None:
-        """Start to record, unless that was done before or would disturb the training."""
+        """Start recording, unless that was done before or would disturb the training."""
         if self._mode is not None or self.missing != _NOT_RECORDED:
             return
         if self._steps_in_backward:
@@ -53,7 +53,7 @@ class OperationRecorder:
         self._mode.__enter__()
 
     def leave(self) -> None:
-        """Stop to record. If the program is inside a dispatch mode that it entered later, stop at the next call instead."""
+        """Stop recording. If the program is inside a dispatch mode that it entered later, stop at the next call instead."""
         if self._mode is None:
             return
         if _get_current_dispatch_mode() is not self._mode:

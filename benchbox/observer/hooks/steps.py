@@ -57,7 +57,7 @@ class _OptimizerCall:
 
 
 class StepSegmenter:
-    """Calls the listener at the begin and end of each step, and before and after each call of an innermost optimizer in it.
+    """Calls the listener at the beginning and end of each step, and before and after each call of an innermost optimizer in it.
 
     A step ends when the next one begins or `close` is called.
     """

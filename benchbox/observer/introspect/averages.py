@@ -45,7 +45,7 @@ class AverageWatch:
         self._records: dict[int, _Record] = {}
 
     def record(self, models: Sequence[nn.Module], others: Iterable[tuple[str, Sequence[Tensor]]], step: int) -> None:
-        """Begin to watch the averages among other tensors: those with the shapes of a model's parameters, in order.
+        """Start watching the averages among other tensors: those with the shapes of a model's parameters, in order.
 
         Args:
             models: the models that are trained.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .tensors import has_class_named, local_shard
 from .wrappers import fsdp1_handles
@@ -55,13 +55,20 @@ def live_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from _tensors(model, "_buffers")
 
 
-def _tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
-    yielded: set[int] = set()
+def owned_tensors(model: nn.Module, kind: Literal["_parameters", "_buffers"]) -> Iterator[tuple[str, Any, nn.Module]]:
+    """Yield (name before wrapping, tensor, module) for each parameter or buffer that a module of a wrapped model has."""
     for prefix, module in unwrapped_modules(model):
         for name, tensor in getattr(module, kind).items():
-            if tensor is not None and id(tensor) not in yielded:
-                yielded.add(id(tensor))
-                yield f"{prefix}.{name}" if prefix else name, tensor
+            if tensor is not None:
+                yield (f"{prefix}.{name}" if prefix else name), tensor, module
+
+
+def _tensors(model: nn.Module, kind: Literal["_parameters", "_buffers"]) -> Iterator[tuple[str, Any]]:
+    yielded: set[int] = set()
+    for name, tensor, _ in owned_tensors(model, kind):
+        if id(tensor) not in yielded:
+            yielded.add(id(tensor))
+            yield name, tensor
 
 
 def parameter_ndims(model: nn.Module) -> dict[int, int]:

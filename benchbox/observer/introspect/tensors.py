@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # torchao's tensors of quantised optimizer state, which claim the dtype that they are read in.
@@ -40,6 +41,13 @@ def local_shard(tensor: Tensor) -> Tensor:
         return shard.wait() if has_class_named(shard, "AsyncCollectiveTensor") else shard  # type: ignore[no-any-return]
     partition = getattr(tensor, "ds_tensor", None)
     return partition if isinstance(partition, Tensor) else tensor
+
+
+def local_norm(tensor: Tensor) -> float:
+    """Return the norm of the part of a tensor that this rank stores, computed in float32 or the larger dtype that it has."""
+    shard = local_shard(tensor).detach()
+    precision = torch.promote_types(shard.dtype, torch.float32)
+    return torch.linalg.vector_norm(shard, dtype=precision).item() if shard.numel() else 0.0
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -130,7 +130,7 @@ def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
     return "fsdp2, unknown layout", sharding
 
 
-def read_setup(model: nn.Module, chain: list[Any], accelerator: Any = None) -> Setup:
+def read_setup(model: nn.Module, chain: list[Any], accelerator: Any) -> Setup:
     """Return the backend of a model, and what accelerate was configured with if an Accelerator exists."""
     backend, sharding = identify_backend(model, chain)
     request = {} if accelerator is None else _read_request(accelerator)

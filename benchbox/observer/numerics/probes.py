@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..facts import MIN_STEPS_BEFORE_LATER, UpdateStatistics
+from ..facts import MIN_STEPS_BEFORE_LATER, SIXTEEN_BIT, UpdateStatistics
 from ..introspect.masters import detect_compensation, has_known_arithmetic
-from ..introspect.tensors import dtype_name, is_plain, local_shard
+from ..introspect.tensors import dtype_name, is_plain, local_norm, local_shard
 from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample, sample_view
 from .rounding import is_bf16_valued, stalled_share
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # Elements sampled from one tensor: enough to know a share to half a percent. In a policy of a thousand tensors these are 16 M
 # elements, some 100 MiB during a probed step.
 MAX_ELEMENTS = 2**14
-SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 
 
 def can_probe(tensor: Tensor) -> bool:
@@ -97,9 +96,7 @@ class TensorProbe:
         """Compute the expected update, and look for traces of rounding since earlier steps, right before a probed step."""
         shard = local_shard(tensor).detach()
         full_gradient = local_shard(tensor.grad).detach()  # type: ignore[arg-type]
-        precision = torch.promote_types(full_gradient.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(full_gradient, dtype=precision).item() if full_gradient.numel() else 0.0
-        self.gradient_squared = norm**2
+        self.gradient_squared = local_norm(full_gradient) ** 2
         gradient = sample_view(full_gradient, MAX_ELEMENTS)
         self._with_gradient = gradient != 0
         state = _sampled_state(shard, optimizer_state)
@@ -169,11 +166,6 @@ class TensorProbe:
 def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
     """Return the statistics of one tensor from the probes of its parts."""
     probes = list(probes)
-    zero, stalled, live_differs_first = WeightedShare(), WeightedShare(), WeightedShare()
-    for probe in probes:
-        zero.add(probe.second_moment_zero.share, probe.second_moment_zero.elements)
-        stalled.add(probe.second_moment_stalled.share, probe.second_moment_stalled.elements)
-        live_differs_first.add(probe.live_differs_first.share, probe.live_differs_first.elements)
     gradients = [probe.gradient_squared for probe in probes if probe.gradient_squared is not None]
     live_differs = [probe.live_differs for probe in probes if probe.live_differs is not None]
     return UpdateStatistics(
@@ -184,25 +176,33 @@ def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
         update_dot=sum(probe.update_dot for probe in probes),
         pinned_steps=min(probe.pinned_steps for probe in probes),
         gradient_squared=sum(gradients) if gradients else None,
-        second_moment_zero=zero.share,
-        second_moment_stalled=stalled.share,
+        second_moment_zero=_mean_share(probe.second_moment_zero for probe in probes),
+        second_moment_stalled=_mean_share(probe.second_moment_stalled for probe in probes),
         steps_before=min((probe.steps_before for probe in probes if probe.steps_before is not None), default=None),
         bf16_valued=_mean_shares(probe.bf16_valued for probe in probes),
         steps_before_later=min(
             (probe.steps_before_later for probe in probes if probe.steps_before_later is not None), default=None
         ),
         bf16_valued_later=_mean_shares(probe.bf16_valued_later for probe in probes),
-        live_differs_first=live_differs_first.share,
+        live_differs_first=_mean_share(probe.live_differs_first for probe in probes),
         live_differs=max(live_differs) if live_differs else None,
     )
 
 
+def _mean_share(shares: Iterable[WeightedShare]) -> float | None:
+    mean = WeightedShare()
+    for share in shares:
+        mean.add(share.share, share.elements)
+    return mean.share
+
+
 def _mean_shares(shares_by_name: Iterable[Mapping[str, WeightedShare]]) -> dict[str, float]:
-    means: dict[str, WeightedShare] = defaultdict(WeightedShare)
+    named: dict[str, list[WeightedShare]] = defaultdict(list)
     for shares in shares_by_name:
         for name, share in shares.items():
-            means[name].add(share.share, share.elements)
-    return {name: mean.share for name, mean in means.items() if mean.share is not None}
+            named[name].append(share)
+    means = {name: _mean_share(shares) for name, shares in named.items()}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def _step_count(group: Mapping[str, Any], optimizer_state: Mapping[str, Any]) -> int:
@@ -234,16 +234,15 @@ def _had_gradient(states: Mapping[str, Tensor]) -> Tensor | None:
     return None if moment is None else moment != 0
 
 
-def _elementwise_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the local shards of the state tensors that have one value per element of the stepped tensor."""
+def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return samples of the state tensors that have one value per element of the stepped tensor, to be read at once."""
     shards = {
         name: local_shard(value).detach()
         for name, value in optimizer_state.items()
         if isinstance(value, Tensor) and name != "step"
     }
-    return {name: value for name, value in shards.items() if value.shape == shard.shape and shard.numel() and is_plain(value)}
-
-
-def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return samples of `_elementwise_state`, to be read at once."""
-    return {name: sample_view(value, MAX_ELEMENTS) for name, value in _elementwise_state(shard, optimizer_state).items()}
+    return {
+        name: sample_view(value, MAX_ELEMENTS)
+        for name, value in shards.items()
+        if value.shape == shard.shape and shard.numel() and is_plain(value)
+    }

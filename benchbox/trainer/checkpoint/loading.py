@@ -20,8 +20,8 @@ from benchbox.registry.policies import policy_entry
 from benchbox.session.build import load_cell_weights
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import Cell
-from benchbox.store.checkpoints import damage_of, find_checkpoint, read_manifest
-from benchbox.trainer.checkpoint.state import TENSORS, drawn_on
+from benchbox.store.checkpoints import TENSORS, damage_of, find_checkpoint, read_manifest
+from benchbox.trainer.checkpoint.state import drawn_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

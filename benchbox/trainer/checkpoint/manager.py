@@ -17,19 +17,18 @@ from benchbox.dcp.files import TensorFolder
 from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
 from benchbox.registry.phases import CHECKPOINT_LIMIT_S
 from benchbox.store.checkpoints import (
+    TENSORS,
+    TRAINER,
     CheckpointManifest,
     checkpoint_name,
     configuration_changes,
     damage_of,
     read_manifest,
-    samples_per_step,
 )
 from benchbox.store.files import read_json
 from benchbox.trainer.checkpoint.generators import set_generators
 from benchbox.trainer.checkpoint.owners import PartOwners
 from benchbox.trainer.checkpoint.state import (
-    TENSORS,
-    TRAINER,
     drawn_on,
     generator_keys,
     generator_states,
@@ -162,7 +161,7 @@ class CheckpointManager:
         backend = session.backend
         return CheckpointManifest(
             steps=steps,
-            samples=steps * samples_per_step(self._cell),
+            samples=steps * self._cell.samples_per_step,
             cell=self._cell.to_dict(),
             config=None if self._config is None else dict(self._config),
             topology={"backend": backend.name, "world_size": world_size(), "mesh": backend.mesh()},

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from benchbox.backends.state import TrainingState
     from benchbox.session import Session
 
-TENSORS, TRAINER = "tensors", "trainer.json"
 _RNG = "rng/"
 # Options of a parameter group that say how an optimizer runs on a device, and not what it computes.
 _RUN_OPTIONS = frozenset({"params", "fused", "foreach", "triton", "capturable", "differentiable"})

@@ -13,6 +13,8 @@ from benchbox.dcp.files import METADATA, write_shards
 from benchbox.dcp.untrusted import first_line
 from benchbox.errors import DataError
 from benchbox.store.checkpoints import (
+    TENSORS,
+    TRAINER,
     CheckpointManifest,
     begin_checkpoint,
     describe_files,
@@ -21,7 +23,7 @@ from benchbox.store.checkpoints import (
     remove_old_checkpoints,
 )
 from benchbox.store.files import write_json
-from benchbox.trainer.checkpoint.state import TENSORS, TRAINER, rank
+from benchbox.trainer.checkpoint.state import rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +48,7 @@ def write_checkpoint(
     *,
     keep: int,
     keep_best: int,
-    warn: Callable[[str], object] = lambda _: None,
+    warn: Callable[[str], object],
 ) -> None:
     """Write a checkpoint under another name, flush it, and rename it. All ranks of the group must call it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -203,6 +204,17 @@ def test_a_killed_server_takes_its_ranks_along_and_the_next_launch_has_another(
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))  # init reaps them
     healthy = launch_cell(cell("healthy"), MEASURE, launch=1, folder=tmp_path / "healthy", **options)
     assert healthy["status"] == "ok", healthy["error"]
+    launcher.close()
+
+
+def test_a_launcher_is_closed_after_a_request_that_its_killed_server_did_not_get(tmp_path: Path, launcher: Any) -> None:
+    job = Job(config={"kind": "report"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
+    job.prepare()
+    group = launcher.start(job)
+    (server,) = launcher._servers.values()
+    server._process.kill()
+    server._process.wait()
+    assert group.poll() == -signal.SIGKILL
     launcher.close()
 
 

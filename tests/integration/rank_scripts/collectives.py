@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -34,7 +35,10 @@ def counted(model: nn.Module, dtype: torch.dtype, *, clip: bool = False) -> dict
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         optimizer.zero_grad()
-    return {"counts": counter.counts, "dtypes": {name: sorted(kinds) for name, kinds in counter.dtypes.items()}}
+    dtypes: dict[str, list[str]] = defaultdict(list)
+    for use in counter.by_dtype():
+        dtypes[use.operation].append(use.dtype)
+    return {"counts": counter.counts, "dtypes": {name: sorted(kinds) for name, kinds in dtypes.items()}}
 
 
 def main(out: str) -> None:

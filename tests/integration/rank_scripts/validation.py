@@ -36,11 +36,11 @@ from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 from benchbox.spec.validation_section import ValidationSection
 from benchbox.trainer.evaluation import evaluating
-from benchbox.trainer.gauges import MEASURED_FIELDS
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
 from benchbox.trainer.stopping import never_stop
 from benchbox.trainer.validation import Validation, ValidationPass
+from tests.support.metrics_rows import without_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ def run_training(cell: Cell, rank: int, folder: Path, *, validates: bool) -> dic
         train(session, stream, start=0, steps=STEPS, metrics=metrics, checkpoints=None, validation=validation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if rank == 0 else []
     return {
-        "metrics": [{key: value for key, value in line.items() if key not in MEASURED_FIELDS} for line in lines],
+        "metrics": without_measurements(lines),
         "state": fingerprint(session),
         "modes": [module.training for module in session.model.modules()],
         "generators": digest(

@@ -73,6 +73,16 @@ def test_sigterm_ends_a_process_that_does_not_train_yet(tmp_path: Path) -> None:
     assert ended_by_sigterm(process, tmp_path)
 
 
+def test_sigterm_ends_a_process_that_cannot_write_its_last_event(tmp_path: Path) -> None:
+    (tmp_path / "events").symlink_to("/dev/full")
+    process = start(tmp_path, mode="build")
+    try:
+        send(process, signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+
+
 @needs_sender
 def test_sigterm_of_its_parent_ends_at_once(tmp_path: Path) -> None:
     """A parent sends it when another rank has failed."""

@@ -225,6 +225,15 @@ def test_a_launch_has_ended_when_it_has_on_all_nodes_or_failed_on_one(
     assert _CoordinatedGroup(Ranks(here), job(tmp_path), 2, NodeFile(tmp_path, 0), [watch]).poll() == group
 
 
+def test_a_poll_takes_its_time_also_when_only_other_nodes_still_run(tmp_path: Path) -> None:
+    """Whoever polls in a loop would else keep a core busy, and read the files of the nodes all the time."""
+    NodeFile(tmp_path, 1)
+    group = _CoordinatedGroup(Ranks(0), job(tmp_path), 1, NodeFile(tmp_path, 0), [NodeWatch(tmp_path, 1, 60.0)])
+    start = time.monotonic()
+    assert group.poll(0.2) is None
+    assert time.monotonic() - start >= 0.2
+
+
 def test_ranks_here_get_some_time_to_fail_after_those_of_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank in a collective fails by itself once its peers are gone, and says where."""
     follower = NodeFile(tmp_path, 1)
@@ -302,3 +311,15 @@ def test_a_heartbeat_outlives_an_error_of_the_folder(tmp_path: Path, monkeypatch
         while watch.read()["beat"] == before:
             assert time.monotonic() < deadline, "no beat after the error"
             time.sleep(0.01)
+
+
+def test_a_node_ends_with_its_own_error_where_its_file_cannot_be_written(tmp_path: Path) -> None:
+    """The disk that ended the run is still full; the other nodes notice that the heartbeat is missing."""
+
+    def lose_folder() -> None:
+        (tmp_path / "nodes").rename(tmp_path / "moved")
+        (tmp_path / "nodes").touch()
+        raise PreparationError
+
+    with pytest.raises(PreparationError), NodeFile(tmp_path, 1):
+        lose_folder()

@@ -15,9 +15,9 @@ from benchbox.measure.phases import NONE
 from benchbox.spec.train import CheckpointSection
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.trainer.checkpoint import CheckpointManager
-from benchbox.trainer.gauges import MEASURED_FIELDS
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
+from tests.support.metrics_rows import without_measurements
 from tests.support.small_session import SmallSession, batches
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in MEASURED_FIELDS} for row in rows]
+    return without_measurements(rows)
 
 
 def saved(folder: Path) -> list[str]:

@@ -43,8 +43,8 @@ def test_a_training_that_runs_on_another_backend_is_a_mismatch(tmp_path: Path, m
 
 def profile(cell: Cell, folder: Path) -> None:
     steps = dict.fromkeys(("warmup_steps", "timed_steps", "profiled_steps"), 1)
-    job: Any = {"cell": cell.to_dict(), "policy_dirs": [], "traces": str(folder), "out": str(folder), **steps}
-    profiling.profile(job, 0, ProgressTracker(), EventWriter(folder / "events", 0))
+    job: Any = {"cell": cell.to_dict(), "policy_dirs": [], "traces": str(folder), **steps}
+    profiling.profile(job, folder, 0, ProgressTracker(), EventWriter(folder / "events", 0))
 
 
 def test_a_profile_of_another_backend_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_a_profile_in_which_nothing_was_compiled_is_a_mismatch(tmp_path: Path, m
 def measure_compiled(folder: Path, **spec: Any) -> None:
     measure = MeasureSpec(**{"warmup_steps": 1, "steps": 1, "launches": 1, **spec})
     cell = replace(ALONE, compile="blocks").to_dict()
-    job: Any = {"cell": cell, "measure": asdict(measure), "policy_dirs": [], "out": str(folder), "launch": 1}
-    measuring.measure(job, 0, ProgressTracker(), EventWriter(folder / "events", 0))
+    job: Any = {"cell": cell, "measure": asdict(measure), "policy_dirs": [], "launch": 1}
+    measuring.measure(job, folder, 0, ProgressTracker(), EventWriter(folder / "events", 0))
 
 
 @pytest.mark.usefixtures("compiling")

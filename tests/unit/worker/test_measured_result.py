@@ -63,7 +63,7 @@ def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
     folder = tmp_path_factory.mktemp("rank")
     actual = replace(CELL, backend="single", world_size=1, batch=1, attention="eager", checkpointing=True)
     actual = replace(actual, optim=OptimSpec(spike=SpikeSpec()))
-    job: Any = {"cell": CELL.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "out": str(folder), "launch": 1}
+    job: Any = {"cell": CELL.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "launch": 1}
     tracker, events = ProgressTracker(), EventWriter(folder / "events", 0)
     steps, steps_at_resets, checked_backends = [0], [], []
 
@@ -83,7 +83,7 @@ def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
         patch.setattr(measuring, "check_backend", lambda _, observed: checked_backends.append(observed.backend))
         patch.setattr(measuring, "reset_peak_memory", lambda _: steps_at_resets.append(steps[0]))
         with pytest.raises(MismatchError) as raised:
-            measure(job, 0, tracker, events)
+            measure(job, folder, 0, tracker, events)
     events.close()
     return Measurement(raised.value, read_json(folder / "rank0.json"), steps_at_resets, checked_backends)
 

@@ -51,8 +51,8 @@ def cell_of(robots: DataSpec, **changes: Any) -> Cell:
 
 
 def measured(cell: Cell, folder: Path) -> dict[str, Any]:
-    job: Any = {"cell": cell.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "out": str(folder), "launch": 1}
-    measure(job, 0, ProgressTracker(), EventWriter(folder / "events", 0))
+    job: Any = {"cell": cell.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "launch": 1}
+    measure(job, folder, 0, ProgressTracker(), EventWriter(folder / "events", 0))
     return read_json(folder / "rank0.json")
 
 

@@ -22,7 +22,7 @@ from benchbox.audit.subjects.checkpoint.optimizers import (
 )
 from benchbox.audit.subjects.checkpoint.safe import load_torch_file
 from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint
-from benchbox.errors import DataError
+from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -176,7 +176,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_safetensors(path))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path}: damaged ({str(error).splitlines()[0]})") from error
+        raise DataError(f"{path}: damaged ({reason_of(error)})") from error
 
 
 def _load_json(path: Path) -> Any:

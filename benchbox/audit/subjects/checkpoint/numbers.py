@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.observer.facts import UpdateStatistics
+from benchbox.observer.facts import SIXTEEN_BIT, UpdateStatistics
 from benchbox.observer.numerics.expected_update import differing_share
-from benchbox.observer.numerics.probes import SIXTEEN_BIT, WeightedShare
+from benchbox.observer.numerics.probes import WeightedShare
 from benchbox.observer.numerics.rounding import bf16_valued_share, stalled_share
 
 if TYPE_CHECKING:

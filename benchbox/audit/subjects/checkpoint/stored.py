@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from benchbox.observer.introspect.tensors import dtype_name, local_shard
@@ -48,10 +49,7 @@ class StoredArray:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from benchbox.audit.subjects.checkpoint.optimizers import ParameterState, optimi
 from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint, StoredArray, StoredSteppedTensor
 from benchbox.errors import DataError
 from benchbox.registry.recipes import recipes
-from benchbox.store.checkpoints import damage_of, find_checkpoint, read_manifest
+from benchbox.store.checkpoints import TENSORS, TRAINER, damage_of, find_checkpoint, read_manifest
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from benchbox.dcp.files import TensorFolder
 
-_TENSORS, _TRAINER = "tensors", "trainer.json"
 # Backends that step the parameters themselves, and round them where they are gathered.
 _WITHOUT_MASTERS = ("fsdp1", "fsdp2", "hsdp")
 
@@ -43,8 +42,8 @@ def read_trained(folder: Path) -> list[RankCheckpoint]:
 
     if (damage := damage_of(folder, contents=False)) is not None:
         raise DataError(f"{folder}: damaged checkpoint ({damage})")
-    manifest, trainer = read_manifest(folder), read_json(folder / _TRAINER)
-    tensors = TensorFolder(folder / _TENSORS)
+    manifest, trainer = read_manifest(folder), read_json(folder / TRAINER)
+    tensors = TensorFolder(folder / TENSORS)
     arrays: dict[str, dict[str, StoredArray]] = {"weights": {}, "buffers": {}}  # by kind, and the name of the parameter
     for key in tensors.layout:
         kind, _, name = key.removeprefix("state/").partition("/")

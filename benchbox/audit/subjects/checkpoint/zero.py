@@ -107,7 +107,7 @@ def _read_group(
             opaque = OpaqueOptimizer(optimizer="DeepSpeed", reason=f"the layout of {optimizers[rank].name} is not supported")
             checkpoints.append(RankCheckpoint(stepped=(), opaque=(opaque,), **common))
             continue
-        parameters = read_parameter_states(file.inner, {})
+        parameters = read_parameter_states(file.inner)
         spans = _partition_layout(files, rank, shapes)
         checkpoints.append(
             RankCheckpoint(

@@ -7,7 +7,7 @@ from functools import partial
 import av
 import numpy as np
 
-from benchbox.data.video.files import VideoCache, VideoReader, VideoWriter
+from benchbox.data.video.files import VideoCache, VideoReader, VideoWriter, key_frame_interval
 from tests.support.datasets import draw_index
 
 
@@ -28,6 +28,7 @@ def test_a_video_whose_metadata_is_not_text_is_read(tmp_path):
     reader = VideoReader(path, fps=10)
     assert [round(float(reader.frame_at(index / 10).mean()) / 60) for index in range(3)] == [0, 1, 2]
     reader.close()
+    assert key_frame_interval(path) == 1, "as different as these frames are, each is a key frame"
 
 
 def test_the_video_that_was_not_used_for_longest_is_closed_and_opened_anew(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ def test_a_rank_that_ends_before_its_signal_needs_none(group: Any, monkeypatch: 
         processes = [psutil.Process(rank.pid) for rank in (ended, alive)]
         ended.kill()
         ended.wait()
-        monkeypatch.setattr(f"{group.__module__}.find_processes", lambda *_, **__: processes)
+        monkeypatch.setattr("benchbox.launch.process.processes.find_processes", lambda *_, **__: processes)
         group.signal_ranks(SimpleNamespace(_job_id="job", _leader=1), [ended.pid, alive.pid], signal.SIGUSR1)
         assert alive.wait(60) == -signal.SIGUSR1, "the next one gets its own"
     finally:
