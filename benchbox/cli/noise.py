@@ -11,7 +11,7 @@ import typer
 
 from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
 from benchbox.cli.quantities import parse_share
-from benchbox.errors import EXIT_INCONCLUSIVE, CellFailedError, ConfigurationError
+from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_STOPPED, CellFailedError, ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_LAUNCHES = 12
 _CONTINUED_WITHIN_H = 6  # of an earlier run's launches: on another day the machine may have drifted
-_EXIT_STOPPED = 130  # 128 + SIGINT
 
 
 def noise(
@@ -140,7 +139,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
                 stop=stop,
             )
     if summary.stopped:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     if summary.failed_cells:
         folder = store.path / "cells"
         raise CellFailedError(f"a launch of {text} did not end ok; records and logs of each rank: {folder}")

@@ -2,9 +2,7 @@
 
 import typer
 
-from benchbox.errors import ConfigurationError
-
-_EXIT_STOPPED = 130  # 128 + SIGINT
+from benchbox.errors import EXIT_STOPPED, ConfigurationError
 
 
 def measure_and_keep_peaks(machine: str, ranks: int) -> None:
@@ -26,7 +24,7 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
     with stop_on_signals() as stop:
         peaks = measure_peaks(make_launcher("local"), ranks, stop=stop)
     if peaks is None:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     rows = [
         (f"{dtype} {name}", " x ".join(map(str, rate["size"])), f"{quantity(rate['per_s'], 'FLOP')}/s", rate)
         for dtype, rates in peaks.matmul.items()
