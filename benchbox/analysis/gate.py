@@ -11,7 +11,7 @@ from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.best_batches import repeats
 from benchbox.analysis.certificates import LARGEST_BATCH, Certificate, certificates
 from benchbox.analysis.comparability import memory_limit_difference
-from benchbox.analysis.quantities import quantity
+from benchbox.analysis.quantities import counted, quantity
 from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
 from benchbox.analysis.summary import MISSING, CellSummary, label, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
@@ -215,7 +215,7 @@ def _absent_rows(run: Run, baseline: Baseline, walks: Mapping[str, Mapping[int, 
         example = label(cells[0], varying_fields([*run.cells.values(), *cells]))
         yield GateRow(
             cell_id=None,
-            cell=f"{len(cells)} cell{'s' if len(cells) > 1 else ''} of the baseline",
+            cell=f"{counted(len(cells), 'cell')} of the baseline",
             metric="status",
             expected="in the matrix",
             actual="not in the matrix",

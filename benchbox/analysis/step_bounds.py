@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
+from benchbox.analysis.quantities import counted
 from benchbox.analysis.summary import machine_of
 from benchbox.registry.recipes import recipes
 from benchbox.store.links import MeasuredLinks, link_backend
@@ -44,7 +45,7 @@ class StepBounds:
         sentences = [f"The step time of several ranks is that of computation alone: {reason}." for reason in alone]
         if self.reasons:
             counts = Counter(self.reasons.values()).most_common()
-            texts = (f"{count} cell{'' if count == 1 else 's'} ({reason})" for reason, count in counts)
+            texts = (f"{counted(count, 'cell')} ({reason})" for reason, count in counts)
             sentences.append(f"Without a lower bound of the step time: {'; '.join(texts)}.")
         return " ".join(sentences)
 

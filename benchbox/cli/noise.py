@@ -180,14 +180,15 @@ def _describe_launches(latest: "Noise", share: float) -> list[str]:
 def _describe_runs(measured: "Noise", not_counted: str | None, launches: int) -> list[str]:
     """Return what all runs of the cell show about runs of different times."""
     from benchbox.analysis.noise import describe_floor, describe_span, drift, noise_floor
+    from benchbox.analysis.quantities import counted
 
     lines = []
     if not_counted is not None:
-        others = len(measured.other_runs)
-        lines.append(f"{others} earlier run{'s are' if others > 1 else ' is'} not counted: {not_counted}")
+        others = counted(len(measured.other_runs), "earlier run is", "earlier runs are")
+        lines.append(f"{others} not counted: {not_counted}")
     if (beyond := drift(measured.runs)) is not None:
-        counted = f"{len(measured.runs)} runs within {describe_span(measured.runs)}"
-        lines.append(f"{counted} differ by {beyond:.1%} (standard deviation) beyond their launches")
+        runs = f"{len(measured.runs)} runs within {describe_span(measured.runs)}"
+        lines.append(f"{runs} differ by {beyond:.1%} (standard deviation) beyond their launches")
     lines.append(f"noise floor: {describe_floor(measured, launches)}")
     lines.append(f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured, launches))}")
     return lines

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from benchbox.analysis.quantities import counted
 from benchbox.cli.auto_launches import run_until_settled
 from benchbox.cli.earlier_plan import describe_earlier_tests
 from benchbox.cli.nodes import open_launcher, open_node_0
@@ -81,7 +82,7 @@ def _prepare_data(matrix_run: MatrixRun, console: Console) -> None:
 
 
 def _predicting(cells: int) -> str:
-    return f"predicting memory and communication of {cells} cell{'s' if cells > 1 else ''}; --no-estimate leaves it out"
+    return f"predicting memory and communication of {counted(cells, 'cell')}; --no-estimate leaves it out"
 
 
 class _RunLaunches:

@@ -10,6 +10,7 @@ from benchbox import __version__
 from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.inference import ALPHA
+from benchbox.analysis.quantities import counted
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.step_bounds import NO_MACHINE, step_bounds
 from benchbox.analysis.summary import (
@@ -273,7 +274,7 @@ def _comparable(run: Run, compared: RunComparisons) -> list[Comparison]:
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:
     varied = ", ".join(axes) if axes else "nothing"
-    return f"{_count(len(run.cells), 'cell')} of {run.matrix_file}; {varied} varied."
+    return f"{counted(len(run.cells), 'cell')} of {run.matrix_file}; {varied} varied."
 
 
 def _sampling(run: Run) -> str:
@@ -288,13 +289,13 @@ def _sampling(run: Run) -> str:
             f" Pairs were tested after {numbers} launches before: all tests together are wrong in up to {share:.3g}% of runs."
         )
     warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
-    times = f"{'up to ' if run.sequential else ''}{_count(run.launches, 'time')}"
+    times = f"{'up to ' if run.sequential else ''}{counted(run.launches, 'time')}"
     what = (
         f"Every batch of a walk was launched once, and its fastest {times}" if run.walks else f"Every cell was launched {times}"
     )
     return (
         f"{what}, each a fresh process group, cells interleaved. "
-        f"A launch ran {_count(warmup, 'warm-up step')}, reset its peaks, and measured {_count(steps, 'step')}. "
+        f"A launch ran {counted(warmup, 'warm-up step')}, reset its peaks, and measured {counted(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
         "A ratio is the median over all pairs of launches of common rounds, and its interval has the ratios that an exact "
@@ -302,10 +303,6 @@ def _sampling(run: Run) -> str:
         "corrected for the number of pairs by Holm's procedure, rejects equality and the ratio is at least "
         f"{100 * criteria.relevant:.3g}% from 1, or if an interval for all pairs at once is within that.{looks}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.baseline import slug
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.noise import noise_of_matrix
-from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.analysis.trends import NEAREST, ChangePoint, Trend, TrendPoint, mark_changes, order_points
 from benchbox.registry.metrics import metric_by_name
@@ -65,7 +65,7 @@ class MatrixPage:
         compared = sum(len(trend.points) > 1 for trend in self.trends)
         texts = {"worse": "for the worse", "better": "for the better", "drift": "drift of the machine within a commit"}
         changes = ", ".join(f"{verdicts[verdict]} {text}" for verdict, text in texts.items() if verdicts[verdict]) or "none"
-        runs = "1 run" if len(self.measurements) == 1 else f"{len(self.measurements)} runs and baselines"
+        runs = counted(len(self.measurements), "run", "runs and baselines")
         return (
             f"{runs} of {len(self.cells)} cells on {self.machine}; {compared} of {len(self.trends)} trends have two runs "
             f"or more. Changes: {changes}."
