@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.best_batches import repeats
-from benchbox.analysis.certificates import LARGEST_BATCH, Certificate, certificates
+from benchbox.analysis.certificates import ENDED, LARGEST_BATCH, Certificate, certificates
 from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.quantities import counted, quantity
 from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
@@ -249,7 +249,7 @@ def _fastest_batch_rows(
     threshold: Mapping[str, Any], result: Certificate, fields: Sequence[str], judge: _Judge
 ) -> Iterator[GateRow]:
     metric = metric_by_name(threshold["metric"])
-    if result.fastest is None or result.outcome not in ("complete", "capped"):
+    if result.fastest is None or result.outcome not in ENDED:
         yield _row(result.batches[0], fields, metric.name, "a walk that has ended", result.outcome, "missing", result.reason)
         return
     yield from _demand_rows(threshold, _judged(result.fastest, metric), fields, judge)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.baseline import slug
 from benchbox.analysis.inference import ALPHA
-from benchbox.analysis.noise import noise_of_matrix
 from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.analysis.trends import NEAREST, ChangePoint, Trend, TrendPoint, mark_changes, order_points
@@ -98,13 +97,12 @@ def build_pages(
     pages = []
     for (matrix, machine), runs in sorted(groups.items()):
         trends = _trends(runs, named, commits)
-        noise = noise_of_matrix(read_noise(machine), matrix)
         pages.append(
             MatrixPage(
                 matrix=matrix,
                 machine=machine,
                 file=files[matrix, machine],
-                trends=tuple(mark_changes(trends, relevant=relevant, noise=noise)),
+                trends=tuple(mark_changes(trends, relevant=relevant, noise=read_noise(machine).get(matrix))),
                 runs=tuple(runs),
             )
         )
