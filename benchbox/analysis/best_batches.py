@@ -95,7 +95,7 @@ def _pairs_of_walks(results: Sequence[Certificate], reference: Mapping[str, obje
     return [
         (result, ended[counterpart])
         for result in ended.values()
-        if (cell := result.batches[0].cell) and any(cell.get(field) != value for field, value in reference.items())
+        if not reference.items() <= (cell := result.batches[0].cell).items()
         if (counterpart := walk_point({**cell, **reference})) in ended
     ]
 

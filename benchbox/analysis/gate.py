@@ -122,13 +122,9 @@ def _select(
     """Return the cells that a threshold selects, or of `batch: fastest` the walks."""
     where = dict(threshold.get("where") or {})
     if where.get("batch") != FASTEST:
-        return [summary for summary in summaries if _has_values(summary.cell, where)]
+        return [summary for summary in summaries if where.items() <= summary.cell.items()]
     del where["batch"]
-    return [result for result in results if _has_values(result.batches[0].cell, where)]
-
-
-def _has_values(cell: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    return all(cell.get(key) == value for key, value in where.items())
+    return [result for result in results if where.items() <= result.batches[0].cell.items()]
 
 
 def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
@@ -228,7 +224,7 @@ def _unmatched_row(run: Run, threshold: Mapping[str, Any]) -> GateRow:
     where = threshold.get("where") or {}
     is_fastest = where.get("batch") == FASTEST
     values = {key: value for key, value in where.items() if not (is_fastest and key == "batch")}
-    skipped = [entry for entry in run.skipped if _has_values(entry["cell"], values)]
+    skipped = [entry for entry in run.skipped if values.items() <= entry["cell"].items()]
     note = "no cell of the matrix has these values"
     if is_fastest and not run.walks:
         note = f"batch: {FASTEST} selects walks, and this run has none"
