@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox import __version__
 from benchbox.report.comparison.view import COLUMNS, NO_DIFFERENCES, NUMBERS, method_sentence, row_texts, summary_sentences
 from benchbox.report.html import render_template
 
@@ -22,7 +21,6 @@ def render_html(comparison: RunComparison) -> str:
     return render_template(
         "comparison.html.j2",
         title=f"{comparison.head} against {comparison.base}",
-        version=__version__,
         sentences=summary_sentences(comparison),
         columns=[(name, name in NUMBERS) for name in COLUMNS],
         groups=[

@@ -13,6 +13,7 @@ from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.analysis.trends import NEAREST, ChangePoint, Trend, TrendPoint, mark_changes, order_points
 from benchbox.registry.metrics import metric_by_name
+from benchbox.report.comparison.view import ratio_text
 from benchbox.store.noise import read_noise
 
 if TYPE_CHECKING:
@@ -211,14 +212,12 @@ def verdict_of_change(change: ChangePoint) -> str:
 
 def change_texts(trend: Trend, change: ChangePoint) -> tuple[str, ...]:
     """Return a change as texts, one for each of `CHANGE_COLUMNS`."""
-    ratio = "from 0" if change.ratio is None else f"{change.ratio:.3f}x"
-    interval = "" if change.low is None or change.high is None else f" ({change.low:.3f}x to {change.high:.3f}x)"
     return (
         trend.cell,
         trend.metric.name,
         f"{quantity(change.before.value, trend.metric.unit, digits=4)} at {commit_text(change.before)}",
         f"{quantity(change.after.value, trend.metric.unit, digits=4)} at {commit_text(change.after)}",
-        f"{ratio}{interval}",
+        "from 0" if change.ratio is None else ratio_text(change),
         verdict_of_change(change),
         "; ".join(change.differences) or "nothing",
     )
