@@ -88,7 +88,7 @@ def _trace_cells(
             predictions[cell.cell_id] = estimator.estimate(cell)
         except BenchboxError as error:
             predictions[cell.cell_id] = str(error)
-        except Exception as error:  # noqa: BLE001 (the same)
+        except Exception as error:  # noqa: BLE001 (a prediction never ends a run)
             predictions[cell.cell_id] = _estimate_failure(error)
     return predictions
 
