@@ -93,7 +93,7 @@ def test_what_was_not_measured_and_what_is_not_supported_have_no_colour_of_a_ver
     sound, missing = rows["fp32"]
     assert (sound.level, missing.edq, missing.level, missing.details) == ("ok", "-", "missing", ("missing",))
     unknown, unsupported = rows["bf16_pure"]
-    assert (unknown.edq, unknown.level) == ("-", "missing")
+    assert (unknown.edq, unknown.level, unknown.details) == ("-", "missing", ("loss 0.40000",))
     assert (unsupported.edq, unsupported.level, unsupported.details) == ("-", "missing", ("not supported",))
 
 
