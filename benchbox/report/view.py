@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -306,15 +307,20 @@ def _sampling(run: Run) -> str:
 
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
-    beyond = sum(summary.beyond_memory for summary in summaries)
-    ok = sum(summary.complete for summary in summaries) - beyond
-    missing = sum(summary.status == MISSING for summary in summaries)
-    diverged = sum(summary.status == DIVERGED for summary in summaries)
-    failed = sum(summary.status not in ("ok", MISSING, DIVERGED) for summary in summaries) - beyond
-    incomplete = len(summaries) - ok - failed - diverged - missing - beyond
-    counts = {"cells": len(summaries), "ok": ok, "diverged": diverged, "failed": failed}
-    counts |= {"incomplete": incomplete, "missing": missing, "beyond memory": beyond}
-    return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
+    fitting = [summary for summary in summaries if not summary.beyond_memory]
+    statuses = Counter(summary.status for summary in fitting)
+    ok = sum(summary.complete for summary in fitting)
+    counts = {
+        "cells": len(summaries),
+        "ok": ok,
+        "diverged": statuses[DIVERGED],
+        "failed": len(fitting) - statuses["ok"] - statuses[DIVERGED] - statuses[MISSING],
+        "incomplete": statuses["ok"] - ok,
+        "missing": statuses[MISSING],
+        "beyond memory": len(summaries) - len(fitting),
+        "skipped": len(run.skipped),
+    }
+    return tuple((name, count) for name, count in counts.items() if count or name == "ok")
 
 
 def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
