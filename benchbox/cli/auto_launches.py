@@ -122,8 +122,10 @@ def _cell_ids(pair: "Comparison") -> set[str]:
 
 
 def _print(console: "Console", lines: Iterable[str]) -> None:
+    from benchbox.report.rows import say
+
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def describe_look(look: "Look", earlier: "Look | None", number: int, of: int, launches: int, label: "Label") -> list[str]:

@@ -55,6 +55,7 @@ def noise(
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.matrix_run import build_run
     from benchbox.plan import Plan, join_expressions, plan
+    from benchbox.report.rows import say
     from benchbox.spec import load_matrix, parse_overrides
     from benchbox.store.noise import read_noise, write_noise
     from benchbox.store.run import RunStore
@@ -98,11 +99,11 @@ def noise(
         *([] if is_busy else _describe_runs(measured, not_counted, max(5, measure.launches))),
     ]
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     if is_busy:
-        console.print("not kept: the host was busy in a launch")
+        say(console, "not kept: the host was busy in a launch")
         raise typer.Exit(EXIT_INCONCLUSIVE)
-    console.print(f"kept in {write_noise(machine, loaded.name, measured)}", markup=False, soft_wrap=True)
+    say(console, f"kept in {write_noise(machine, loaded.name, measured)}")
 
 
 def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", console: "Console", text: str) -> None:
@@ -120,6 +121,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import remove_outdated_launches
     from benchbox.launch.runner import run_matrix
+    from benchbox.report.rows import say
 
     measure = replace(loaded.measure, launches=run.launches)
     with lock_run_directory(store.path):
@@ -128,7 +130,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
         with stop_on_signals() as stop:
             asked = [(cell, number) for number in range(1, run.launches + 1)]
             if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs):
-                console.print(note, markup=False, soft_wrap=True)
+                say(console, note)
             summary = run_matrix(
                 asked,
                 measure=measure,
