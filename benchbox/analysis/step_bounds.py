@@ -60,13 +60,16 @@ def step_bounds(
     peaks: PeaksOf | None,
     links: LinksOf | None,
 ) -> StepBounds:
-    """Return the bounds of the cells of a run, and why there is none for others; nothing for a run without predictions."""
+    """Return the bounds of the cells of a run, and why there is none for others; nothing for a run without predictions.
+
+    Batches that do not fit have no step to bound.
+    """
     machine = machine_of(summaries)
     measured_peaks = {} if peaks is None or machine is None else peaks(machine)
     measured_links = {} if links is None or machine is None else links(machine)
     by_cell: dict[str, StepBound] = {}
     reasons: dict[str, str] = {}
-    for summary in summaries if predictions else ():
+    for summary in (summary for summary in summaries if predictions and not summary.beyond_memory):
         prediction = predictions.get(summary.cell_id)
         if prediction is None:
             bound: StepBound | str = "not predicted"
