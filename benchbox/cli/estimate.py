@@ -86,7 +86,7 @@ def estimate(
         _estimate_run(target, policy_dirs, format_)
         return
     from benchbox.cli.estimate_output import PlanEstimates
-    from benchbox.cli.predicting import check_predicted, local_device, predict_cells, predict_in_process, rank_limit_bytes
+    from benchbox.cli.predicting import check_predicted, local_device, predict_cells, predict_largest_batches, rank_limit_bytes
 
     kind: Literal["cpu", "cuda"] = device.value if device is not None else "cuda" if accelerator else local_device()
     if accelerator is not None and kind == "cpu":
@@ -114,7 +114,7 @@ def estimate(
     largest: Mapping[str, int | str] = {}
     if loaded.search:
         at_most = loaded.search.at_most
-        largest = predict_in_process(planned.walks, loaded.policy_dirs, measure.probed_step, limit_bytes, at_most, kind)
+        largest = predict_largest_batches(planned.walks, loaded.policy_dirs, measure.probed_step, limit_bytes, at_most, kind)
     estimates = PlanEstimates(
         planned=planned,
         predictions=predictions,

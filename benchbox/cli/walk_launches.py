@@ -145,12 +145,12 @@ class WalkLaunches:
         missing = [walk for walk, state in self._states() if state.batch is not None and walk["predicted_batch"] is None]
         if not missing:
             return
-        from benchbox.cli.predicting import predict_in_process, rank_limit_bytes
+        from benchbox.cli.predicting import predict_largest_batches, rank_limit_bytes
 
         console.print(f"predicting the largest batch of {len(missing)} walks")
         starts = [self._cell(walk["cells"][0]) for walk in missing]
         measure = self.measure
-        predictions = predict_in_process(
+        predictions = predict_largest_batches(
             starts, self.policy_dirs, measure.probed_step, rank_limit_bytes(measure.memory_limit), missing[0]["at_most"]
         )
         for walk in missing:
