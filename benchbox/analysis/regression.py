@@ -171,7 +171,7 @@ def _judge(
     lookup: BaselineLookup,
     *,
     demands: int,
-    of_walk: bool = False,
+    of_walk: bool,
 ) -> RegressionJudgement:
     actual = quantity(ours.value, metric.unit, digits=4)
     expected, low, high = _allowed_range(metric, theirs, allowed)
