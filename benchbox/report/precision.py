@@ -68,7 +68,7 @@ def _combinations(cells: Sequence[CellDict], fields: Sequence[str]) -> set[tuple
 
 def _cell(summary: CellSummary | None) -> PrecisionCell:
     if summary is None:
-        return PrecisionCell(edq="-", level="missing", details=("not supported",))
+        return PrecisionCell(edq="-", level="missing", details=("no such cell",))
     values = {name: spread.value for name, spread in summary.values.items() if spread is not None}
     edq = values.get("edq")
     if summary.evidence is None:
