@@ -55,7 +55,7 @@ DEFAULT_METRICS = (
 )
 STATUS = "status"
 _ONLY_SEARCHED = "launches that only searched for a batch settle nothing: a walk repeats its fastest batch"
-UNSETTLED: tuple[Verdict, ...] = ("missing", "incomparable", "inconclusive")  # of which nothing is known
+UNSETTLED: tuple[Verdict, ...] = ("missing", "incomparable", "inconclusive")  # neither better, nor worse, nor equal
 _WORST_FIRST: tuple[Verdict, ...] = ("regression", "missing", "incomparable", "inconclusive", "improvement", "neutral")
 
 

@@ -35,12 +35,7 @@ from benchbox.report.answer import AnswerBox, answer_boxes
 from benchbox.report.cards import CellCard, cell_cards
 from benchbox.report.cell_lists import CellLists
 from benchbox.report.columns import CellValue, Column, columns, table_rows
-from benchbox.report.environment import (
-    EnvironmentDifferences,
-    environment_differences,
-    environment_texts,
-    list_environment,
-)
+from benchbox.report.environment import EnvironmentDifferences, environment_section, environment_texts, list_environment
 from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.figures import report_drawings
 from benchbox.report.figures.cells import ReportCells
@@ -237,7 +232,7 @@ def build_report(
         skipped=tuple(zip(skipped, (entry["reason"] for entry in run.skipped), strict=True)),
         skipped_groups=group_skipped(run.skipped, [*run.cells.values()], skipped),
         environment=list_environment(environments),
-        differences=environment_differences(environments, cell_lists),
+        differences=environment_section(environments, cell_lists),
         method=list_methods(),
         sampling=_sampling(run),
         chain_head=chain_head,

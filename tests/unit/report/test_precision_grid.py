@@ -98,7 +98,7 @@ def test_what_was_not_measured_and_what_is_no_cell_have_no_colour_of_a_verdict()
 
 
 def test_a_batch_that_one_recipe_was_not_launched_with_is_not_called_unsupported():
-    """As in walks, which try other batches with each recipe."""
+    """A walk with one recipe tries other batches than one with another."""
     cells = [replace(CELL, recipe=recipe, batch=batch) for recipe, batch in (("fp32", 2), ("bf16_pure", 2), ("bf16_pure", 4))]
     grid = build_report(example_run(cells), [example_record(cell) for cell in cells]).precision
     assert dict(grid.rows)["fp32"][1].details == ("no such cell",)
