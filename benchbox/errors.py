@@ -18,6 +18,7 @@ EXIT_USAGE = 2
 EXIT_CELL_FAILED = 3
 EXIT_THRESHOLD = 4
 EXIT_INCONCLUSIVE = 5
+EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
 
 
 class BenchboxError(Exception):

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 def adam_dtypes(record: LaunchRecord) -> tuple[str, ...]:
     """Return the dtypes of Adam's moments on all ranks, such as `float32`, sorted; empty when no census was taken."""
     census = record["precision"]["census"] if record["precision"] else []
-    return tuple(sorted({entry["dtype"].removeprefix("torch.") for entry in census if entry["kind"].startswith("exp_avg")}))
+    return tuple(sorted({entry["dtype"] for entry in census if entry["kind"].startswith("exp_avg")}))

@@ -10,12 +10,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.comparability import (
-    compare_pair,
-    pairs_with_reference,
-    reference_axis,
-    with_verdicts,
-)
+from benchbox.analysis.certificates import ENDED
+from benchbox.analysis.comparability import compare_pair, pairs_with_reference, reference_axis, with_verdicts
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.walk import walk_point
 from benchbox.registry.statuses import DIVERGED
@@ -95,15 +91,11 @@ def _pairs_of_walks(results: Sequence[Certificate], reference: Mapping[str, obje
 
     Walks that have not ended are left out: another batch may be faster.
     """
-    ended = {
-        walk_point(result.fastest.cell): result
-        for result in results
-        if result.fastest and result.outcome in ("complete", "capped")
-    }
+    ended = {walk_point(result.fastest.cell): result for result in results if result.fastest and result.outcome in ENDED}
     return [
         (result, ended[counterpart])
         for result in ended.values()
-        if (cell := result.batches[0].cell) and any(cell.get(field) != value for field, value in reference.items())
+        if not reference.items() <= (cell := result.batches[0].cell).items()
         if (counterpart := walk_point({**cell, **reference})) in ended
     ]
 

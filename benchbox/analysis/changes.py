@@ -6,7 +6,6 @@ Cells are matched by id, so only equal set-ups meet. Metrics with noise are comp
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from benchbox.analysis.inference import (
     launches_to_settle,
 )
 from benchbox.analysis.noise import noise_floor
-from benchbox.analysis.regression import has_noise
+from benchbox.analysis.regression import has_noise, value_change
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metric_by_name
@@ -56,6 +55,7 @@ DEFAULT_METRICS = (
 )
 STATUS = "status"
 _ONLY_SEARCHED = "launches that only searched for a batch settle nothing: a walk repeats its fastest batch"
+UNSETTLED: tuple[Verdict, ...] = ("missing", "incomparable", "inconclusive")  # neither better, nor worse, nor equal
 _WORST_FIRST: tuple[Verdict, ...] = ("regression", "missing", "incomparable", "inconclusive", "improvement", "neutral")
 
 
@@ -288,9 +288,7 @@ def _change(
 
 def _judge_values(change: Change, metric: Metric, old: float, new: float, relevant: float) -> Change:
     ratio = new / old if old else None
-    # A share changes by points: twice a millionth of lost updates is nothing.
-    change_size = abs(new - old) if metric.unit in ("fraction", "ratio") else abs(new - old) / abs(old) if old else math.inf
-    if old == new or change_size <= relevant:
+    if value_change(metric, old, new) <= relevant:
         return replace(change, ratio=ratio, verdict="neutral")
     if metric.direction == "none":
         return replace(change, ratio=ratio, verdict="regression", reason="it should not change")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -107,7 +106,7 @@ def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tup
 
 def reference_pairs(cells: Collection[Mapping[str, Any]], reference: Mapping[str, Any]) -> int:
     """Return how many cells have a counterpart with the values of the reference and all else equal."""
-    others = [cell for cell in cells if any(cell.get(field) != value for field, value in reference.items())]
+    others = [cell for cell in cells if not reference.items() <= cell.items()]
     keys = {_key(cell) for cell in cells}
     return sum(_key({**cell, **reference}) in keys for cell in others)
 
@@ -125,7 +124,7 @@ def pairs_with_reference(
     return [
         (summary, by_cell.get(_key({**summary.cell, **reference})))
         for summary in summaries
-        if any(summary.cell.get(field) != value for field, value in reference.items())
+        if not reference.items() <= summary.cell.items()
     ]
 
 
@@ -193,21 +192,20 @@ def _common_rounds(subject: CellSummary, reference: CellSummary) -> set[int]:
 
 def with_verdicts(comparisons: Mapping[_Key, Comparison], criteria: Criteria) -> dict[_Key, Comparison]:
     """Return the comparisons of a table, by any key, with verdicts that hold for all its pairs at once."""
-    effects = {cell_id: comparison.effect for cell_id, comparison in comparisons.items() if comparison.effect is not None}
+    effects = {key: comparison.effect for key, comparison in comparisons.items() if comparison.effect is not None}
     adjusted = dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
     needed = launches_to_settle(max(1, len(effects)), alpha=criteria.alpha)
     verdicts = {}
-    for cell_id, comparison in comparisons.items():
+    for key, comparison in comparisons.items():
         if comparison.effect is not None and comparison.is_search:
             comparison = replace(comparison, more_launches=needed)
         elif comparison.effect is not None:
-            verdict = criteria.settled.get(comparison.pair_id) or verdict_of_effect(
-                comparison.effect, adjusted[cell_id], criteria
-            )
+            settled = criteria.settled.get(comparison.pair_id)
+            verdict = settled or verdict_of_effect(comparison.effect, adjusted[key], criteria)
             missing = needed - min(comparison.effect.launches)
             more = missing if verdict == "inconclusive" and missing > 0 else None
             comparison = replace(comparison, verdict=verdict, more_launches=more)
-        verdicts[cell_id] = comparison
+        verdicts[key] = comparison
     return verdicts
 
 
@@ -242,8 +240,9 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         return "most of their launches were not measured in turns: --fresh measures both again"
     assert subject.evidence is not None
     assert reference.evidence is not None
-    for name, read in _controlled_values(frozenset(axis)).items():
-        subject_value, reference_value = read(subject.evidence), read(reference.evidence)
+    reference_values = _controlled_values(reference.evidence, axis)
+    for name, subject_value in _controlled_values(subject.evidence, axis).items():
+        reference_value = reference_values[name]
         if name in _ADDED_ENVIRONMENT and None in (subject_value, reference_value):
             continue
         if subject_value != reference_value:
@@ -260,9 +259,9 @@ def _not_in_turns(subject: CellSummary, reference: CellSummary) -> bool:
 
 def _differing_key(summary: CellSummary) -> str | None:
     """Return the first key of the environment in which ok launches of a cell differ: part of them were measured elsewhere."""
-    environments = list({id(record["environment"]): record for record in summary.ok}.values())
-    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT) if len(environments) > 1 else ():
-        values = [value for value in map(_environment_reader(key), environments) if value is not None]
+    records = list({id(record["environment"]): record for record in summary.ok}.values())
+    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT) if len(records) > 1 else ():
+        values = [value for record in records if (value := _environment_value(record["environment"], key)) is not None]
         if any(value != values[0] for value in values):
             return key
     return None
@@ -276,10 +275,9 @@ def environment_differences(
     Sources of the policy and of benchbox may differ: their change is what is judged. The version of benchbox may not, since it
     may measure in another way. What one side does not know is no difference.
     """
-    sides = ({"environment": dict(ours)}, {"environment": dict(theirs)})
     differences = {}
     for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
-        first, second = (_environment_reader(key)(side) for side in sides)  # type: ignore[arg-type]
+        first, second = (_environment_value(side, key) for side in (ours, theirs))
         is_judged = key in _JUDGED_BY_GATE and not (include_machine and key == "machine")
         if not is_judged and None not in (first, second) and first != second:
             differences[key] = f"{key} {matrix_text(first)} against {matrix_text(second)}"
@@ -291,7 +289,8 @@ def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> 
     ok = [record for record in records if record["status"] == "ok"]
     differences = {}
     for key in _SAME_IN_A_RUN:
-        values = dict.fromkeys(matrix_text(value) for value in map(_environment_reader(key), ok) if value is not None)
+        known = (value for record in ok if (value := _environment_value(record["environment"], key)) is not None)
+        values = dict.fromkeys(map(matrix_text, known))
         if len(values) > 1:
             differences[key] = f"launches of {run} differ in {key}: {', '.join(values)}"
     return differences
@@ -327,36 +326,24 @@ def memory_limit_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) 
     return " against ".join(texts)
 
 
-@cache
-def _controlled_values(axis: frozenset[str]) -> dict[str, Callable[[LaunchRecord], Any]]:
-    """Return readers of the observed values, by name, that must be equal on both sides whatever was requested."""
-    readers: dict[str, Callable[[LaunchRecord], Any]] = {"measured steps": lambda record: record["steps"]}
+def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str, Any]:
+    """Return the observed values, by name, that must be equal on both sides whatever was requested."""
+    observed = record["observed"]
+    values: dict[str, Any] = {"measured steps": record["steps"]}
     if "attention" not in axis:
-        readers["the attention kernel that ran"] = _attention_kernel
+        values["the attention kernel that ran"] = observed["attention_kernel"] if observed else None
     if "checkpointing" not in axis:
-        readers["checkpointed modules"] = _is_checkpointed
+        values["checkpointed modules"] = bool(observed and observed["checkpointed_modules"])
     if "recipe" not in axis:
-        readers["Adam state"] = lambda record: ", ".join(adam_dtypes(record)) or None
-    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
-        readers[key] = _environment_reader(key)
-    return readers
+        values["Adam state"] = ", ".join(adam_dtypes(record)) or None
+    environment = {key: _environment_value(record["environment"], key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
+    return values | environment
 
 
-def _environment_reader(key: str) -> Callable[[LaunchRecord], Any]:
-    def read(record: LaunchRecord) -> Any:
-        value = (record["environment"] or {}).get(key)
-        # A variable that is null is not set, as one that an older record does not list.
-        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
-
-    return read
-
-
-def _attention_kernel(record: LaunchRecord) -> str | None:
-    return record["observed"]["attention_kernel"] if record["observed"] else None
-
-
-def _is_checkpointed(record: LaunchRecord) -> bool:
-    return bool(record["observed"] and record["observed"]["checkpointed_modules"])
+def _environment_value(environment: Mapping[str, Any] | None, key: str) -> Any:
+    value = (environment or {}).get(key)
+    # A variable that is null is not set, as one that an older record does not list.
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
 def _name(summary: CellSummary, axis: Collection[str]) -> str:

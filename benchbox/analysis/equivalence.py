@@ -87,7 +87,7 @@ def judge_equivalence(summaries: Sequence[CellSummary], reference: Mapping[str, 
     judged = {}
     for group in groups.values():
         candidates = [summary for summary in group if summary.ok]
-        preferred = [summary for summary in candidates if _has_values(summary.cell, reference)]
+        preferred = [summary for summary in candidates if reference.items() <= summary.cell.items()]
         base = next(iter([*preferred, *candidates]), None)
         judged.update({summary.cell_id: _judge(summary, base, alone=len(candidates) < 2) for summary in group})
     return judged
@@ -98,10 +98,6 @@ def _training(cell: CellDict) -> str:
     values = {field: value for field, value in cell.items() if field not in _FREE}
     global_batch = cell["batch"] * cell["accumulation"] * cell["world_size"]
     return json.dumps([global_batch, values], sort_keys=True)
-
-
-def _has_values(cell: CellDict, values: Mapping[str, Any]) -> bool:
-    return all(cell.get(field) == value for field, value in values.items())
 
 
 def _judge(summary: CellSummary, base: CellSummary | None, *, alone: bool) -> Equivalence:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.best_batches import repeats
-from benchbox.analysis.certificates import LARGEST_BATCH, Certificate, certificates
+from benchbox.analysis.certificates import ENDED, LARGEST_BATCH, Certificate, certificates
 from benchbox.analysis.comparability import memory_limit_difference
-from benchbox.analysis.quantities import quantity
+from benchbox.analysis.quantities import counted, quantity
 from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
 from benchbox.analysis.summary import MISSING, CellSummary, label, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
@@ -122,13 +122,9 @@ def _select(
     """Return the cells that a threshold selects, or of `batch: fastest` the walks."""
     where = dict(threshold.get("where") or {})
     if where.get("batch") != FASTEST:
-        return [summary for summary in summaries if _has_values(summary.cell, where)]
+        return [summary for summary in summaries if where.items() <= summary.cell.items()]
     del where["batch"]
-    return [result for result in results if _has_values(result.batches[0].cell, where)]
-
-
-def _has_values(cell: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    return all(cell.get(key) == value for key, value in where.items())
+    return [result for result in results if where.items() <= result.batches[0].cell.items()]
 
 
 def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
@@ -215,7 +211,7 @@ def _absent_rows(run: Run, baseline: Baseline, walks: Mapping[str, Mapping[int, 
         example = label(cells[0], varying_fields([*run.cells.values(), *cells]))
         yield GateRow(
             cell_id=None,
-            cell=f"{len(cells)} cell{'s' if len(cells) > 1 else ''} of the baseline",
+            cell=f"{counted(len(cells), 'cell')} of the baseline",
             metric="status",
             expected="in the matrix",
             actual="not in the matrix",
@@ -228,7 +224,7 @@ def _unmatched_row(run: Run, threshold: Mapping[str, Any]) -> GateRow:
     where = threshold.get("where") or {}
     is_fastest = where.get("batch") == FASTEST
     values = {key: value for key, value in where.items() if not (is_fastest and key == "batch")}
-    skipped = [entry for entry in run.skipped if _has_values(entry["cell"], values)]
+    skipped = [entry for entry in run.skipped if values.items() <= entry["cell"].items()]
     note = "no cell of the matrix has these values"
     if is_fastest and not run.walks:
         note = f"batch: {FASTEST} selects walks, and this run has none"
@@ -249,7 +245,7 @@ def _fastest_batch_rows(
     threshold: Mapping[str, Any], result: Certificate, fields: Sequence[str], judge: _Judge
 ) -> Iterator[GateRow]:
     metric = metric_by_name(threshold["metric"])
-    if result.fastest is None or result.outcome not in ("complete", "capped"):
+    if result.fastest is None or result.outcome not in ENDED:
         yield _row(result.batches[0], fields, metric.name, "a walk that has ended", result.outcome, "missing", result.reason)
         return
     yield from _demand_rows(threshold, _judged(result.fastest, metric), fields, judge)

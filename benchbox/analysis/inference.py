@@ -87,6 +87,7 @@ def estimate_effect(
     """
     rounds = sorted(subject.keys() & reference.keys()) if same_run else []
     sampled = min(MAX_EXCHANGES, max(MIN_SAMPLED, math.ceil(4 * pairs / alpha)))
+    method: Method
     if 8 / 2 ** len(rounds) <= alpha / pairs:
         differences = np.array([math.log(subject[number] / reference[number]) for number in rounds])
         shifts, method = _shifts_of_rounds(differences), "exchanged rounds"
@@ -119,7 +120,7 @@ def estimate_effect(
         joint_high=joint_high,
         p=p,
         launches=counts,
-        method=method,  # type: ignore[arg-type]
+        method=method,
     )
 
 

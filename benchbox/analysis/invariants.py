@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from benchbox.analysis.run_invariants import RunInvariant
-    from benchbox.registry.launch_record import LaunchRecord, Peak, Phase, StepTime
+    from benchbox.registry.launch_record import LaunchRecord, Peak, Phase, StepTime, TowerFlops
     from benchbox.store.run import RunStore
 
 PHASE_SUM_TOLERANCE = 0.02
@@ -230,13 +230,18 @@ def _utilisation(record: LaunchRecord) -> Iterable[str] | None:
     return [f"{name} {share:.3f}" for name, share in shares.items() if share is not None and not 0 <= share <= 1]
 
 
+def formula_flops(towers: Mapping[str, TowerFlops]) -> tuple[int, int]:
+    """Return the FLOPs of a step by the formula of the policy: those of the model, and those that are recomputed."""
+    model = sum(tower["forward"] + tower["backward"] for tower in towers.values())
+    return model, sum(tower["recomputed"] for tower in towers.values())
+
+
 def _flops_formula(record: LaunchRecord) -> Iterable[str] | None:
     flops = record["flops"]
     towers = flops.get("per_tower") if flops else None
     if not flops or not towers or flops["model_flops_per_step"] is None or is_partly_frozen(record):
         return None  # the formula is of a step that trains the backbone
-    model = sum(tower["forward"] + tower["backward"] for tower in towers.values())
-    recomputed = sum(tower["recomputed"] for tower in towers.values())
+    model, recomputed = formula_flops(towers)
     counted_recomputed = flops["recomputed_flops_per_step"]
     if counted_recomputed is None:
         return ["recomputed_flops_per_step is null, and the formula says what it should be"]

@@ -31,7 +31,6 @@ MIN_LAUNCHES = 2 * 5  # of both halves: with fewer there is no interval
 # Fewer say too little about the drift between runs: in simulations with 3, equal runs differed by more than the noise floor in
 # up to 1.3%, with 4 in up to 0.8% (12 launches of each, 5 to 20 of the compared runs, any share of drift).
 MIN_NOISE_RUNS = 4
-_CELL = "cell"
 
 
 def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[int, float]]:
@@ -65,7 +64,7 @@ def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, Any]) -
         mean=fmean(logarithms),
         sigma=stdev(logarithms),
         setup={
-            _CELL: cell,
+            "cell": cell,
             "cell id": summary.cell_id,
             **measure,
             **same_environment(latest_environment(summary.ok)),
@@ -193,11 +192,6 @@ def _deviations_of_t(freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(sum(stdtrit(freedom, probability) for probability in _PROBABILITIES))
-
-
-def noise_of_matrix(noises: Mapping[str, Noise], matrix: str) -> Noise | None:
-    """Return the noise of a matrix on its machine, or None: cells of other matrices differ in how their times scatter."""
-    return noises.get(matrix)
 
 
 def describe_missing_floor(noises: Mapping[str, Noise], matrix_file: str) -> str:

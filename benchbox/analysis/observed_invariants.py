@@ -7,7 +7,7 @@ from math import isclose
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchbox.analysis.invariant import Invariant, is_partly_frozen
-from benchbox.analysis.plausible_invariants import WHOLE_PARAMETERS
+from benchbox.analysis.plausible_invariants import ITEM_BYTES, WHOLE_PARAMETERS
 from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backends
 from benchbox.registry.launch_record import device_type
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict, CensusRecord, CollectiveRecord, LaunchRecord, ObservedRecord
 
 PADDING = 0.01  # of a flat partition, to a multiple of ranks and of alignment
-_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 _SIXTEEN_BIT = {"bfloat16", "float16"}
 _ROUNDED = 1e-4  # figures of findings have four decimal places
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
@@ -206,7 +205,7 @@ def _census_sizes(record: LaunchRecord) -> Iterable[str] | None:
         messages.append(f"a census of ranks {', '.join(map(str, sorted(census)))}, of {record['cell']['world_size']}")
     for rank, kinds in census.items():
         for entry in (entry for entries in kinds.values() for entry in entries):
-            size = _ITEM_BYTES.get(entry["dtype"])
+            size = ITEM_BYTES.get(entry["dtype"])
             if size is not None and entry["bytes"] != size * entry["elements"]:
                 messages.append(f"rank {rank}: {entry['elements']} {entry['dtype']} {entry['kind']} in {entry['bytes']} bytes")
             kind = entry["device"].partition(":")[0]
@@ -306,7 +305,7 @@ def _collectives(record: LaunchRecord) -> Iterable[str] | None:
     if cell["world_size"] == 1:
         return []
     # Gradients and parameters travel in the dtype of live parameters, each at least once in a step.
-    least = _ITEM_BYTES[recipe.storage] * _trainable(observed)
+    least = ITEM_BYTES[recipe.storage] * _trainable(observed)
     messages, reduced, gathered = [], _bytes(collectives, _REDUCTIONS), _bytes(collectives, _GATHERS)
     if reduced < least:
         messages.append(f"{reduced} bytes reduced in a step, and the gradients in {recipe.storage} take {least}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isclose
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchbox.analysis.invariants import FLOPS_TOLERANCE
+from benchbox.analysis.invariants import FLOPS_TOLERANCE, formula_flops
 from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.roofline import attainment
@@ -129,12 +129,10 @@ def _flops(record: LaunchRecord) -> _Flops:
 
 def _contradiction(model: int, recomputed: int, towers: Mapping[str, TowerFlops]) -> str | None:
     """Return that the formula is not that of what was counted; None where it is."""
-    by_formula = sum(tower["forward"] + tower["backward"] for tower in towers.values())
-    recomputed_by_formula = sum(tower["recomputed"] for tower in towers.values())
-    pairs = (model, by_formula), (recomputed, recomputed_by_formula)
-    if all(isclose(*pair, rel_tol=FLOPS_TOLERANCE) for pair in pairs):
+    by_formula = formula_flops(towers)
+    if all(isclose(*pair, rel_tol=FLOPS_TOLERANCE) for pair in zip((model, recomputed), by_formula, strict=True)):
         return None
-    formula, counted = (quantity(count, "FLOP") for count in (by_formula + recomputed_by_formula, model + recomputed))
+    formula, counted = (quantity(count, "FLOP") for count in (sum(by_formula), model + recomputed))
     return f"the formula of the policy gives {formula} for a step, and {counted} were counted"
 
 

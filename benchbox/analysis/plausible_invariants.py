@@ -24,7 +24,7 @@ LIMIT_TOLERANCE = 0.01
 
 WHOLE_PARAMETERS = ("single", "ddp", "zero1", "zero2")  # on every rank
 _SHARDED_MASTERS = ("fsdp1_full", "fsdp1_grad_op", "fsdp1_hybrid", "fsdp1_hybrid_grad_op", "fsdp2", "hsdp")
-_BYTES = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 
 
 def _status_and_error(record: LaunchRecord) -> Iterable[str] | None:
@@ -192,7 +192,7 @@ def least_state_bytes(record: LaunchRecord) -> list[int] | None:
     shards = [shard for shard in observed["shard_numel"] if shard is not None]
     if len(shards) < len(observed["shard_numel"]):
         return None
-    stored, stepped = _BYTES[recipe.storage], _BYTES[recipe.stepped or recipe.storage]
+    stored, stepped = ITEM_BYTES[recipe.storage], ITEM_BYTES[recipe.stepped or recipe.storage]
     state = (stepped if recipe.masters else 0) + 2 * stepped
     if cell["backend"] in WHOLE_PARAMETERS:
         return [stored * observed["total_numel"] + state * shard for shard in shards]

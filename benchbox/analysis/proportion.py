@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-Z_95 = 1.959963984540054  # quantile 0.975 of the standard normal distribution
+_Z_95 = 1.959963984540054  # quantile 0.975 of the standard normal distribution
 
 
-def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """Return the score interval of a binomial proportion (Wilson 1927), at 95% by default.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return the 95% score interval of a binomial proportion (Wilson 1927).
 
     Unlike the normal approximation it holds for few trials and for shares of 0 and 1, and never leaves [0, 1].
 
@@ -17,7 +17,7 @@ def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float
     """
     if trials < 1:
         raise ValueError("an interval needs at least one trial")
-    share = successes / trials
+    share, z = successes / trials, _Z_95
     centre = share + z * z / (2 * trials)
     half_width = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials

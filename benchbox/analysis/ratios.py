@@ -25,13 +25,20 @@ from benchbox.store.baseline import baseline_path
 from benchbox.store.benchmarks import Benchmarks, MeasuredRatio, read_benchmarks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from benchbox.analysis.gate import GateVerdict
     from benchbox.analysis.inference import Verdict
 
 MIN_RUNS = 5  # of the tests for a baseline: with fewer, hardly any deviation is beyond what chance may do
 BASELINE_NAME = "perf"  # of the file in the folder of a machine
+_GATE_VERDICTS: Mapping[Verdict, GateVerdict] = {
+    "regression": "breach",
+    "improvement": "ok",
+    "neutral": "ok",
+    "missing": "missing",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,16 +175,16 @@ def _gate_row(judgement: RatioJudgement) -> GateRow:
     expected = f"baseline {base}"
     if judgement.limit is not None:
         expected = f"{relation} {judgement.limit:.4g} (baseline {base}, {judgement.runs[0]} runs, {judgement.tolerance:.1%})"
-    verdict = {"regression": "breach", "improvement": "ok", "neutral": "ok", "missing": "missing"}.get(judgement.verdict)
+    verdict = _GATE_VERDICTS.get(judgement.verdict, "inconclusive")
     if judgement.base is None:
         verdict = "inconclusive"  # a new test breaks no gate
     note = judgement.reason
     if judgement.verdict == "improvement":
         note = "better than the spread of the baseline explains: promote new runs, so that the gate holds it"
-    return _row(judgement.test, judgement.name, expected, judgement.head, verdict or "inconclusive", note)
+    return _row(judgement.test, judgement.name, expected, judgement.head, verdict, note)
 
 
-def _row(test: str, name: str, expected: str, actual: float | None, verdict: str, note: str | None) -> GateRow:
+def _row(test: str, name: str, expected: str, actual: float | None, verdict: GateVerdict, note: str | None) -> GateRow:
     text = "no value" if actual is None else f"{actual:.4g}"
     return GateRow(
         cell_id=None,
@@ -186,7 +193,7 @@ def _row(test: str, name: str, expected: str, actual: float | None, verdict: str
         file=test.partition("::")[0] or None,
         expected=expected,
         actual=text,
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,
         note=note,
     )
 

@@ -53,6 +53,17 @@ def has_noise(metric: Metric) -> bool:
     return metric.is_number and metric.direction != "none" and not is_worst_or_exact
 
 
+def value_change(metric: Metric, before: float, after: float) -> float:
+    """Return by how much a value without noise changed, relative to what it was; infinite from zero.
+
+    A share changes by points: twice a millionth of lost updates is nothing.
+    """
+    size = abs(after - before)
+    if metric.unit in ("fraction", "ratio") or not size:
+        return size
+    return size / abs(before) if before else math.inf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
     """A metric of a cell in the run or in the baseline: its value, and its launches as far as they are judged."""
@@ -160,7 +171,7 @@ def _judge(
     lookup: BaselineLookup,
     *,
     demands: int,
-    of_walk: bool = False,
+    of_walk: bool,
 ) -> RegressionJudgement:
     actual = quantity(ours.value, metric.unit, digits=4)
     expected, low, high = _allowed_range(metric, theirs, allowed)

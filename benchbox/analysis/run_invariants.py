@@ -241,30 +241,28 @@ class RunInvariantCheck:
 
     def __init__(self, invariant: RunInvariant, store: RunStore) -> None:
         self._problems: list[Problem] = []
-        self._check: RunCheck | None = None
-        self._is_malformed = False
+        self._check: RunCheck | None = None  # None after an error
         with self._errors():
             self._check = invariant.check(store)
 
     def add(self, record: LaunchRecord) -> None:
         """Check one record."""
-        if self._check is not None and not self._is_malformed:
+        if self._check is not None:
             with self._errors():
                 key = record["cell_id"], record["launch"]
                 self._problems += [(key, message) for message in self._check.add(record)]
 
     def finish(self) -> list[Problem] | None:
         """Return the violations with the keys of their launches, or None where the invariant does not apply."""
-        if self._check is not None and not self._is_malformed:
+        if self._check is not None:
             with self._errors():
                 self._problems += self._check.finish()
-        applies = self._is_malformed or (self._check is not None and self._check.applies)
-        return self._problems if applies else None
+        return self._problems if self._check is None or self._check.applies else None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except _MALFORMED as error:
-            self._is_malformed = True
+            self._check = None
             self._problems = [(None, f"malformed ({type(error).__name__}: {error})")]

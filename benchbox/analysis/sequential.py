@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 MAX_LOOKS = 6  # the number of launches doubles every two looks: the last has 5.7 times those of the first
 
 
-def look_launches(pairs: int, *, looks: int = MAX_LOOKS) -> tuple[int, ...]:
+def look_launches(pairs: int) -> tuple[int, ...]:
     """Return the number of launches of each cell at every look. At the first, a difference could settle all pairs."""
-    first = launches_to_settle(pairs, alpha=ALPHA / looks)
-    return tuple(math.ceil(first * 2 ** (look / 2)) for look in range(looks))
+    first = launches_to_settle(pairs, alpha=ALPHA / MAX_LOOKS)
+    return tuple(math.ceil(first * 2 ** (look / 2)) for look in range(MAX_LOOKS))
 
 
 def criteria_of(run: Run) -> Criteria:

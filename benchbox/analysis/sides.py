@@ -11,7 +11,6 @@ from benchbox.analysis.baseline import slug
 from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
 from benchbox.analysis.figures import RunFigures, figures_of_baseline, figures_of_run
 from benchbox.analysis.inference import RELEVANT
-from benchbox.analysis.noise import noise_of_matrix
 from benchbox.analysis.ratios import compare_benchmarks
 from benchbox.errors import ConfigurationError, RecordError
 from benchbox.spec.source import read_source
@@ -89,7 +88,7 @@ def compare_sides(
 def _noise_of(figures: RunFigures) -> Noise | None:
     """Return the noise that was measured of the matrix of a run on its machine, or None."""
     machine = figures.environment.get("machine")
-    return noise_of_matrix(read_noise(slug(str(machine))), figures.matrix) if machine else None
+    return read_noise(slug(str(machine))).get(figures.matrix) if machine else None
 
 
 def _read(name: str, path: Path) -> Side:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
+from benchbox.analysis.quantities import counted
 from benchbox.analysis.summary import machine_of
 from benchbox.registry.recipes import recipes
 from benchbox.store.links import MeasuredLinks, link_backend
@@ -44,7 +45,7 @@ class StepBounds:
         sentences = [f"The step time of several ranks is that of computation alone: {reason}." for reason in alone]
         if self.reasons:
             counts = Counter(self.reasons.values()).most_common()
-            texts = (f"{count} cell{'' if count == 1 else 's'} ({reason})" for reason, count in counts)
+            texts = (f"{counted(count, 'cell')} ({reason})" for reason, count in counts)
             sentences.append(f"Without a lower bound of the step time: {'; '.join(texts)}.")
         return " ".join(sentences)
 
@@ -59,13 +60,16 @@ def step_bounds(
     peaks: PeaksOf | None,
     links: LinksOf | None,
 ) -> StepBounds:
-    """Return the bounds of the cells of a run, and why there is none for others; nothing for a run without predictions."""
+    """Return the bounds of the cells of a run, and why there is none for others; nothing for a run without predictions.
+
+    Batches that do not fit have no step to bound.
+    """
     machine = machine_of(summaries)
     measured_peaks = {} if peaks is None or machine is None else peaks(machine)
     measured_links = {} if links is None or machine is None else links(machine)
     by_cell: dict[str, StepBound] = {}
     reasons: dict[str, str] = {}
-    for summary in summaries if predictions else ():
+    for summary in (summary for summary in summaries if predictions and not summary.beyond_memory):
         prediction = predictions.get(summary.cell_id)
         if prediction is None:
             bound: StepBound | str = "not predicted"

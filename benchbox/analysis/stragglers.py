@@ -77,7 +77,7 @@ def _lags(times: Sequence[Sequence[float]], rank: int) -> list[float]:
 
 def _p_value(lags: Sequence[float]) -> float:
     """Return the probability of at least as many positive lags by chance: the one-sided sign test."""
-    positive, steps = len([lag for lag in lags if lag > 0]), len(lags)
+    positive, steps = sum(lag > 0 for lag in lags), len(lags)
     return float(sum(comb(steps, count) for count in range(positive, steps + 1)) / 2**steps)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from benchbox.analysis.comparability import environment_differences
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, holm
 from benchbox.analysis.noise import noise_floor
-from benchbox.analysis.regression import has_noise
+from benchbox.analysis.regression import has_noise, value_change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,14 +117,13 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
         for index, trend in enumerate(trends)
         if has_noise(trend.metric) and all(min(point.launches or (point.low,)) > 0 for point in trend.points)
     }
-    tested = (
+    tested = [
         (index, number)
         for index, entries in proposals.items()
         for number, proposal in enumerate(entries)
         if proposal.p is not None  # with too few launches nothing was tested
-    )
-    order = list(tested)
-    adjusted = dict(zip(order, holm([proposals[index][number].p for index, number in order]), strict=True))
+    ]
+    adjusted = dict(zip(tested, holm([proposals[index][number].p for index, number in tested]), strict=True))
     marked = []
     for index, trend in enumerate(trends):
         if index not in proposals:
@@ -188,11 +187,7 @@ def _value_changes(trend: Trend, relevant: float) -> list[ChangePoint]:
     changes = []
     reference = 0  # a slow drift adds up: compared with the run after the last change
     for index in range(1, len(trend.points)):
-        before, after = trend.points[reference].value, trend.points[index].value
-        size = abs(after - before)
-        if trend.metric.unit not in ("fraction", "ratio") and size:
-            size = size / abs(before) if before else math.inf
-        if size > relevant:
+        if value_change(trend.metric, trend.points[reference].value, trend.points[index].value) > relevant:
             changes.append(_value_change(trend, reference, index))
             reference = index
     return changes

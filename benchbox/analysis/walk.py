@@ -23,11 +23,10 @@ _NO_LIMIT = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Batches that other walks show to fit and not to fit, with the cells that show it."""
+    """Batches that other walks show to fit and not to fit, with the cell that shows the latter."""
 
     fits: int = 0
     fails: int | None = None
-    fits_cell: CellDict | None = None
     fails_cell: CellDict | None = None
 
 
@@ -122,7 +121,7 @@ def bounds_from(cell: CellDict, others: Iterable[tuple[CellDict, str]]) -> Bound
         if status == "oom" and (bounds["fails"] is None or other["batch"] < bounds["fails"]) and needs_no_less(cell, other):
             bounds |= {"fails": other["batch"], "fails_cell": other}
         if status == "ok" and other["batch"] > bounds["fits"] and needs_no_less(other, cell):
-            bounds |= {"fits": other["batch"], "fits_cell": other}
+            bounds["fits"] = other["batch"]
     return Bounds(**bounds)
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 import typer
 
 from benchbox import __version__
-from benchbox.errors import EXIT_INTERNAL, EXIT_USAGE, BenchboxError
+from benchbox.errors import EXIT_INTERNAL, EXIT_STOPPED, EXIT_USAGE, BenchboxError
 
 # A verb module defines `register(app)`, and imports what it needs inside its functions: `benchbox --help` must not load torch.
 VERBS = (
@@ -93,7 +93,7 @@ def main() -> None:
             print(f"error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(EXIT_STOPPED)
     except BrokenPipeError:
         _discard_stdout()
         sys.exit(EXIT_INTERNAL)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.quantities import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -120,8 +122,10 @@ def _cell_ids(pair: "Comparison") -> set[str]:
 
 
 def _print(console: "Console", lines: Iterable[str]) -> None:
+    from benchbox.report.rows import say
+
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def describe_look(look: "Look", earlier: "Look | None", number: int, of: int, launches: int, label: "Label") -> list[str]:
@@ -147,7 +151,7 @@ def describe_look(look: "Look", earlier: "Look | None", number: int, of: int, la
 def describe_interruption(look: "Look | None", number: int, of: int, summary: "RunSummary", label: "Label") -> list[str]:
     """Return lines on why the launches ended before a look, and on the pairs that the last complete look has not settled."""
     cause = "the budget ended" if summary.out_of_time else "stopped"
-    text = f"{cause} before look {number} of {of}: {summary.remaining} launch{'es' if summary.remaining != 1 else ''} missing"
+    text = f"{cause} before look {number} of {of}: {counted(summary.remaining, 'launch', 'launches')} missing"
     if look is None:
         return [f"{text}, and no pair was judged"]
     return [text, *_unsettled(look, label)]
@@ -159,7 +163,7 @@ def describe_end(look: "Look", *, is_last: bool) -> list[str]:
         return ["stopped: no pair can be compared"]
     if not look.unsettled:
         return ["stopped: every pair that can be compared is settled"]
-    count = f"{len(look.unsettled)} pair{'s are' if len(look.unsettled) > 1 else ' is'} not settled"
+    count = f"{counted(len(look.unsettled), 'pair is', 'pairs are')} not settled"
     if is_last:
         return [f"stopped: the last look was taken, and {count}: a larger --resolution or a quieter machine can settle more"]
     return [f"stopped: {count}, of cells that were not selected"]

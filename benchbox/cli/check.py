@@ -76,7 +76,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
 
     from benchbox.analysis.baseline import find_baseline, slug
     from benchbox.analysis.gate import gate
-    from benchbox.analysis.noise import describe_floor, describe_missing_floor, noise_of_matrix
+    from benchbox.analysis.noise import describe_floor, describe_missing_floor
     from benchbox.analysis.summary import summarize
     from benchbox.report.gate.view import GateView, threshold_lines
     from benchbox.spec.threshold_section import load_thresholds
@@ -97,7 +97,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
     if is_relative and lookup.baseline is not None:
         machine = slug(str(lookup.baseline.environment.get("machine")))  # which the run has too, whatever its folder is called
         noises = read_noise(machine)
-        noise = noise_of_matrix(noises, run.name)
+        noise = noises.get(run.name)
         lookup = replace(lookup, noise=noise)
         if noise is None:
             notes = [f"noise floor of {machine}: {describe_missing_floor(noises, run.matrix_file)}"]

@@ -59,6 +59,7 @@ def compare(
     """
     from rich.console import Console
 
+    from benchbox.analysis.changes import UNSETTLED
     from benchbox.analysis.sides import compare_sides, open_side
     from benchbox.cli.outputs import check_file
     from benchbox.cli.quantities import parse_share
@@ -87,7 +88,7 @@ def compare(
     counts = comparison.counts
     if worse := counts.get("regression"):
         raise ThresholdError(f"{worse} of {len(comparison.changes)} figures are worse in {head} than in {base}")
-    unsettled = sum(counts.get(verdict, 0) for verdict in ("missing", "incomparable", "inconclusive"))
+    unsettled = sum(counts.get(verdict, 0) for verdict in UNSETTLED)
     if unsettled and strict:
         typer.echo(f"inconclusive: {unsettled} of {len(comparison.changes)} figures are not settled", err=True)
         raise typer.Exit(EXIT_INCONCLUSIVE)

@@ -70,6 +70,7 @@ def inspect_dataset(
     ] = None,
 ) -> None:
     """Print a summary of a dataset and its problems. Exits with 2 when there are any."""
+    from benchbox.analysis.quantities import counted
     from benchbox.data import open_dataset
     from benchbox.data.inspection import inspect
 
@@ -77,7 +78,7 @@ def inspect_dataset(
     width = max(map(len, inspection.facts))
     for label, text in inspection.facts.items():
         print(f"{label:<{width}}  {text}")
-    print(f"\n{len(inspection.problems) or 'no'} problem{'' if len(inspection.problems) == 1 else 's'}")
+    print(f"\n{counted(len(inspection.problems), 'problem') if inspection.problems else 'no problems'}")
     for problem in inspection.problems:
         print(f"  {problem}")
     if inspection.problems:

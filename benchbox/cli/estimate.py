@@ -1,26 +1,26 @@
 """`benchbox estimate`: memory, communication and time by theory, before anything runs or beside what was measured."""
 
 import json
-import os
+from collections import Counter
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from benchbox.cli.links import read_measured_link
+from benchbox.cli.machine_checks import rank_variables
 from benchbox.cli.options import Format, FormatOption, OnlyOption, PolicyDirOption, SetOption
 from benchbox.theory.links import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from benchbox.cli.estimate_output import Hardware
     from benchbox.launch.simulated_ranks import Simulation
     from benchbox.spec.cell import Cell
-    from benchbox.theory.links import Device, Link, MeasuredLink
-
-    Hardware = tuple[Device, Link | MeasuredLink | None]
+    from benchbox.theory.links import MeasuredLink
 
 
 class DeviceKind(StrEnum):
@@ -86,7 +86,7 @@ def estimate(
         _estimate_run(target, policy_dirs, format_)
         return
     from benchbox.cli.estimate_output import PlanEstimates
-    from benchbox.cli.predicting import check_predicted, local_device, predict_cells, predict_in_process, rank_limit_bytes
+    from benchbox.cli.predicting import check_predicted, local_device, predict_cells, predict_largest_batches, rank_limit_bytes
 
     kind: Literal["cpu", "cuda"] = device.value if device is not None else "cuda" if accelerator else local_device()
     if accelerator is not None and kind == "cpu":
@@ -114,7 +114,7 @@ def estimate(
     largest: Mapping[str, int | str] = {}
     if loaded.search:
         at_most = loaded.search.at_most
-        largest = predict_in_process(planned.walks, loaded.policy_dirs, measure.probed_step, limit_bytes, at_most, kind)
+        largest = predict_largest_batches(planned.walks, loaded.policy_dirs, measure.probed_step, limit_bytes, at_most, kind)
     estimates = PlanEstimates(
         planned=planned,
         predictions=predictions,
@@ -134,10 +134,9 @@ def estimate(
 def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mapping[str, Simulation | str]":
     """Return the simulation of each cell, or why there is none."""
     from benchbox.errors import UnsupportedError
-    from benchbox.launch.process.environment import host_variables
     from benchbox.launch.simulated_ranks import simulate_cells
 
-    simulations = simulate_cells(cells, policy_dirs, environment={**os.environ, **host_variables(os.environ)})
+    simulations = simulate_cells(cells, policy_dirs, environment=rank_variables())
     return {key: str(entry) if isinstance(entry, UnsupportedError) else entry for key, entry in simulations.items()}
 
 
@@ -190,12 +189,8 @@ def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) 
         error = "" if entry.error is None else f", error {entry.error:+.2%}"
         print(f"{label(summary.cell, fields)}: {entry.quantity} {entry.verdict}")
         print(f"  predicted {predicted}, measured {measured}{error}; {entry.residual}")
-    counts = [f"{name} {sum(entry.verdict == name for _, entry in entries)}" for name in _verdicts(entries)]
+    counts = [f"{verdict} {count}" for verdict, count in sorted(Counter(entry.verdict for _, entry in entries).items())]
     if bounds.note:
         print(f"\n{bounds.note}")
     print(f"\n{len(entries)} predictions: {', '.join(counts)}\n{folder / FILE}; `benchbox report {folder}` shows them")
     check_predicted(outcomes.values())
-
-
-def _verdicts(entries: "Sequence[tuple[Any, Any]]") -> list[str]:
-    return sorted({entry.verdict for _, entry in entries})

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.prediction import Estimate
 
+    Hardware = tuple[Device, Link | MeasuredLink | None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEstimates:
@@ -33,7 +35,7 @@ class PlanEstimates:
     largest: Mapping[str, int | str]
     limit_bytes: int | None
     simulations: Mapping[str, Simulation | str]
-    hardware: tuple[Device, Link | MeasuredLink | None] | None
+    hardware: Hardware | None
     measured: MeasuredLink | None
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -4,12 +4,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from benchbox.errors import ConfigurationError
+from benchbox.errors import EXIT_STOPPED, ConfigurationError
 
 if TYPE_CHECKING:
     from benchbox.theory.links import MeasuredLink
-
-_EXIT_STOPPED = 130  # 128 + SIGINT
 
 
 def measure_and_keep(machine: str, ranks: int) -> None:
@@ -30,7 +28,7 @@ def measure_and_keep(machine: str, ranks: int) -> None:
     with stop_on_signals() as stop:
         measured = measure_links(make_launcher("local"), ranks, stop=stop)
     if measured is None:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     backend, links = measured
     print(f"{'':<16}{'latency':>12}{'bandwidth':>14}{'fit off by':>16}")
     for name, times in links.collectives.items():

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from benchbox.errors import EXIT_STOPPED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchbox.launch.job import Launcher
     from benchbox.launch.nodes.files import NodeFile
     from benchbox.launch.nodes.settings import NodeSettings
-
-_EXIT_STOPPED = 130
 
 
 def check_world_sizes(file: Path | None, overrides: Mapping[str, str], world_sizes: "Iterable[int]", nnodes: int) -> None:
@@ -72,7 +72,7 @@ def open_launcher(name: str, nodes: "NodeSettings | None", node_0: "NodeFile | N
     print(f"waiting for {nodes.count - 1} other node(s) in {node_0.folder}", flush=True)
     launcher = wait_for_nodes(node_0, nodes, stop)
     if launcher is None:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     return launcher
 
 
@@ -100,4 +100,4 @@ def follow_node_0(folder: Path, nodes: "NodeSettings", *, trains: bool = False) 
     else:
         print("node 0 has ended")
     if received:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)

@@ -11,7 +11,7 @@ import typer
 
 from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
 from benchbox.cli.quantities import parse_share
-from benchbox.errors import EXIT_INCONCLUSIVE, CellFailedError, ConfigurationError
+from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_STOPPED, CellFailedError, ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_LAUNCHES = 12
 _CONTINUED_WITHIN_H = 6  # of an earlier run's launches: on another day the machine may have drifted
-_EXIT_STOPPED = 130  # 128 + SIGINT
 
 
 def noise(
@@ -56,6 +55,7 @@ def noise(
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.matrix_run import build_run
     from benchbox.plan import Plan, join_expressions, plan
+    from benchbox.report.rows import say
     from benchbox.spec import load_matrix, parse_overrides
     from benchbox.store.noise import read_noise, write_noise
     from benchbox.store.run import RunStore
@@ -99,11 +99,11 @@ def noise(
         *([] if is_busy else _describe_runs(measured, not_counted, max(5, measure.launches))),
     ]
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     if is_busy:
-        console.print("not kept: the host was busy in a launch")
+        say(console, "not kept: the host was busy in a launch")
         raise typer.Exit(EXIT_INCONCLUSIVE)
-    console.print(f"kept in {write_noise(machine, loaded.name, measured)}", markup=False, soft_wrap=True)
+    say(console, f"kept in {write_noise(machine, loaded.name, measured)}")
 
 
 def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", console: "Console", text: str) -> None:
@@ -121,6 +121,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import remove_outdated_launches
     from benchbox.launch.runner import run_matrix
+    from benchbox.report.rows import say
 
     measure = replace(loaded.measure, launches=run.launches)
     with lock_run_directory(store.path):
@@ -129,7 +130,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
         with stop_on_signals() as stop:
             asked = [(cell, number) for number in range(1, run.launches + 1)]
             if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs):
-                console.print(note, markup=False, soft_wrap=True)
+                say(console, note)
             summary = run_matrix(
                 asked,
                 measure=measure,
@@ -140,7 +141,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
                 stop=stop,
             )
     if summary.stopped:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     if summary.failed_cells:
         folder = store.path / "cells"
         raise CellFailedError(f"a launch of {text} did not end ok; records and logs of each rank: {folder}")
@@ -181,14 +182,15 @@ def _describe_launches(latest: "Noise", share: float) -> list[str]:
 def _describe_runs(measured: "Noise", not_counted: str | None, launches: int) -> list[str]:
     """Return what all runs of the cell show about runs of different times."""
     from benchbox.analysis.noise import describe_floor, describe_span, drift, noise_floor
+    from benchbox.analysis.quantities import counted
 
     lines = []
     if not_counted is not None:
-        others = len(measured.other_runs)
-        lines.append(f"{others} earlier run{'s are' if others > 1 else ' is'} not counted: {not_counted}")
+        others = counted(len(measured.other_runs), "earlier run is", "earlier runs are")
+        lines.append(f"{others} not counted: {not_counted}")
     if (beyond := drift(measured.runs)) is not None:
-        counted = f"{len(measured.runs)} runs within {describe_span(measured.runs)}"
-        lines.append(f"{counted} differ by {beyond:.1%} (standard deviation) beyond their launches")
+        runs = f"{len(measured.runs)} runs within {describe_span(measured.runs)}"
+        lines.append(f"{runs} differ by {beyond:.1%} (standard deviation) beyond their launches")
     lines.append(f"noise floor: {describe_floor(measured, launches)}")
     lines.append(f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured, launches))}")
     return lines

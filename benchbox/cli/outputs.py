@@ -16,14 +16,10 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         raise ConfigurationError(Problem(f"{option} {folder}", f"{existing} is a file", "name a folder: it gets several files"))
 
 
-def check_file(file: Path, option: str = "--out") -> None:
-    """Raise ConfigurationError if no file can be written there because it is a folder, or because its folder is a file.
-
-    Args:
-        option: the option that names the file.
-    """
+def check_file(file: Path) -> None:
+    """Raise ConfigurationError if the file of `--out` cannot be written: it is a folder, or its folder is a file."""
     if file.is_dir():
-        raise ConfigurationError(Problem(f"{option} {file}", "is a folder", "name a file in it"))
+        raise ConfigurationError(Problem(f"--out {file}", "is a folder", "name a file in it"))
     existing = next(path for path in file.parents if path.exists())
     if not existing.is_dir():
-        raise ConfigurationError(Problem(f"{option} {file}", f"{existing} is a file", "write elsewhere"))
+        raise ConfigurationError(Problem(f"--out {file}", f"{existing} is a file", "write elsewhere"))

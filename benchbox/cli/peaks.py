@@ -2,9 +2,7 @@
 
 import typer
 
-from benchbox.errors import ConfigurationError
-
-_EXIT_STOPPED = 130  # 128 + SIGINT
+from benchbox.errors import EXIT_STOPPED, ConfigurationError
 
 
 def measure_and_keep_peaks(machine: str, ranks: int) -> None:
@@ -13,7 +11,7 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
     Raises:
         CellFailedError: the group of ranks did not end ok.
     """
-    from benchbox.analysis.quantities import quantity
+    from benchbox.analysis.quantities import counted, quantity
     from benchbox.launch.peaks import measure_peaks
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
@@ -22,11 +20,11 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
 
     if ranks < 1:
         raise ConfigurationError(f"--ranks {ranks}: at least one rank must work")
-    print(f"measuring products, copies and all-reduces on {ranks} rank{'s' if ranks > 1 else ''} at once", flush=True)
+    print(f"measuring products, copies and all-reduces on {counted(ranks, 'rank')} at once", flush=True)
     with stop_on_signals() as stop:
         peaks = measure_peaks(make_launcher("local"), ranks, stop=stop)
     if peaks is None:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     rows = [
         (f"{dtype} {name}", " x ".join(map(str, rate["size"])), f"{quantity(rate['per_s'], 'FLOP')}/s", rate)
         for dtype, rates in peaks.matmul.items()

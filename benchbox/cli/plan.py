@@ -104,12 +104,12 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
     predictions: Predictions | None = None
     largest = None
     if estimate:
-        from benchbox.cli.predicting import local_device, predict_cells, predict_in_process, rank_limit_bytes
+        from benchbox.cli.predicting import local_device, predict_cells, predict_largest_batches, rank_limit_bytes
 
         predictions = predict_cells(planned.cells, loaded.policy_dirs, loaded.measure.probed_step, local_device())
         if loaded.search:
             step, limit_bytes = loaded.measure.probed_step, rank_limit_bytes(loaded.measure.memory_limit)
-            largest = predict_in_process(planned.walks, loaded.policy_dirs, step, limit_bytes, loaded.search.at_most)
+            largest = predict_largest_batches(planned.walks, loaded.policy_dirs, step, limit_bytes, loaded.search.at_most)
     elif estimate is None and len(planned.cells) <= _MAX_LOOKED_UP:
         predictions = _read_predictions(planned.cells, loaded)
     print_plan(loaded, planned, predictions, largest)

@@ -88,7 +88,7 @@ def _trace_cells(
             predictions[cell.cell_id] = estimator.estimate(cell)
         except BenchboxError as error:
             predictions[cell.cell_id] = str(error)
-        except Exception as error:  # noqa: BLE001 (the same)
+        except Exception as error:  # noqa: BLE001 (a prediction never ends a run)
             predictions[cell.cell_id] = _estimate_failure(error)
     return predictions
 
@@ -111,23 +111,18 @@ class _CachedEstimator:
         return prediction
 
 
-def predict_largest_batches(
-    cells: Iterable["Cell"],
+def _find_largest_batches(
+    cells: Sequence["Cell"],
     policy_dirs: Sequence[Path],
     step: int,
-    *,
-    limit_bytes: int | None,
+    limit_bytes: int,
     at_most: int | None,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: Literal["cpu", "cuda"],
 ) -> Mapping[str, int | str]:
-    """Return the largest batch that theory says fits at the point of each cell, by cell id, or why there is no prediction."""
     from dataclasses import replace
 
     from benchbox.theory.largest_batch import largest_batch
 
-    cells = list(cells)
-    if limit_bytes is None:
-        return {cell.cell_id: "the memory of the device is unknown" for cell in cells}
     estimator = _CachedEstimator(policy_dirs, step, device)
     predictions: dict[str, int | str] = {}
     for cell in cells:
@@ -152,23 +147,26 @@ def rank_limit_bytes(memory_limit: int | None) -> int | None:
     return min((size for size in (memory_limit, total) if size is not None), default=None)
 
 
-def predict_in_process(
+def predict_largest_batches(
     cells: Sequence["Cell"],
     policy_dirs: Sequence[Path],
     step: int,
     limit_bytes: int | None,
     at_most: int | None,
     device: Literal["cpu", "cuda"] | None = None,
-) -> "Mapping[str, int | str]":
-    """Return the predictions of `predict_largest_batches`, made in a process of its own, whatever happens to it.
+) -> Mapping[str, int | str]:
+    """Return the largest batch that theory says fits at the point of each cell, by cell id, or why there is no prediction.
+
+    They are made in a process of their own, whatever happens to it.
 
     Args:
         limit_bytes: of a rank, see `rank_limit_bytes`.
         device: by default that of this machine.
     """
-    options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device or local_device()}
+    if limit_bytes is None:
+        return {cell.cell_id: "the memory of the device is unknown" for cell in cells}
     try:
-        return _in_process(predict_largest_batches, cells, policy_dirs, step, **options)
+        return _in_process(_find_largest_batches, cells, policy_dirs, step, limit_bytes, at_most, device or local_device())
     except Exception as error:  # noqa: BLE001 (a prediction never ends a run)
         return {cell.cell_id: _process_failure(error) for cell in cells}
 
@@ -185,7 +183,7 @@ def _estimate_failure(error: Exception) -> PredictionFailure:
     return PredictionFailure(f"the estimate failed: {type(error).__name__}: {error}")
 
 
-def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def _in_process(function: Callable[..., T], *arguments: Any) -> T:
     """Return what a function returns, called in a new process.
 
     torch sets environment variables when it is imported, and takes memory: neither may reach the ranks that are measured.
@@ -195,7 +193,7 @@ def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> 
 
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_process) as processes:
         try:
-            return processes.submit(function, *arguments, **options).result()
+            return processes.submit(function, *arguments).result()
         except BaseException:  # an interrupt would wait for all that is left to predict
             for process in list((processes._processes or {}).values()):  # noqa: SLF001 (public from Python 3.14 on)
                 process.terminate()

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchbox.cli.options import LauncherName, LauncherOption, OnlyOption, PolicyDirOption, SetOption
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import EXIT_STOPPED, ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchbox.spec.cell import Cell, MeasureSpec
 
-_EXIT_STOPPED = 130  # 128 + SIGINT
 _MOST_LISTED = 4
 _FILE = "profile.json"
 
@@ -84,7 +83,7 @@ def profile(
             stop=stop,
         )
     if ranks is None:
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     profiled = build_profile(selected.cell_id, selected.to_dict(), ranks, read_peaks(ranks[0]["machine"]))
     write_json(folder / _FILE, profiled)
     print(render_profile(profiled))

@@ -7,15 +7,15 @@ from benchbox.errors import ConfigurationError
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def parse_duration(text: str, option: str = "--budget") -> float:
-    """Return the seconds of a duration such as 90s, 30m or 2h.
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as 90s, 30m or 2h, the value of `--budget`.
 
     Raises:
         ConfigurationError: it is none.
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise ConfigurationError(f"{option}: {text!r} is no duration; write it as 90s, 30m or 2h")
+        raise ConfigurationError(f"--budget: {text!r} is no duration; write it as 90s, 30m or 2h")
     return float(match[1]) * _SECONDS[match[2]]
 
 

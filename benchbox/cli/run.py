@@ -23,14 +23,13 @@ from benchbox.cli.options import (
 )
 from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.cli.slurm import SlurmOption, slurm_options
-from benchbox.errors import CellFailedError, ConfigurationError, Problem
+from benchbox.errors import EXIT_STOPPED, CellFailedError, ConfigurationError, Problem
 from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from benchbox.cli.matrix_run import MatrixRun
     from benchbox.launch.runner import RunSummary
 
-_EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
 _RESOLUTION = "2%"
 
 OutOption = Annotated[
@@ -187,7 +186,7 @@ def _exit(summary: "RunSummary", folder: Path, cells: int, *, walks: bool) -> No
     if summary.stopped:
         least = "at least " if walks else ""
         print(f"stopped with {least}{summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     if summary.out_of_time:
         print(f"the budget ended with {summary.remaining} launches left to the next look; continue with: {resume_command}")
     if summary.failed_cells:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from benchbox.analysis.quantities import counted
 from benchbox.cli.auto_launches import run_until_settled
 from benchbox.cli.earlier_plan import describe_earlier_tests
 from benchbox.cli.nodes import open_launcher, open_node_0
@@ -18,6 +19,7 @@ from benchbox.launch.progress import ConsoleProgress
 from benchbox.launch.resume import remove_outdated_launches
 from benchbox.launch.runner import RunSummary, run_matrix
 from benchbox.report import write_reports
+from benchbox.report.rows import say
 from benchbox.report.terminal import print_table
 from benchbox.store.run import RunStore
 
@@ -50,7 +52,7 @@ def run_here(
             selected = matrix_run.selected
             repeated = find_records(matrix_run.store, selected.cells, selected.walks) if matrix_run.fresh else []
             if not matrix_run.auto and (line := describe_earlier_tests(walks.run)):
-                console.print(line, markup=False, soft_wrap=True)
+                say(console, line)
             if matrix_run.launches or not matrix_run.auto:
                 matrix_run.store.write_run(walks.run)
             _prepare_data(matrix_run, console)
@@ -76,12 +78,12 @@ def report(folder: Path) -> None:
 
 def _prepare_data(matrix_run: MatrixRun, console: Console) -> None:
     data = matrix_run.matrix.data
-    console.print(data.reading, markup=False, soft_wrap=True)
+    say(console, data.reading)
     prepare_statistics(data, (cell.seed for cell in (*matrix_run.selected.cells, *matrix_run.selected.walks)), console)
 
 
 def _predicting(cells: int) -> str:
-    return f"predicting memory and communication of {cells} cell{'s' if cells > 1 else ''}; --no-estimate leaves it out"
+    return f"predicting memory and communication of {counted(cells, 'cell')}; --no-estimate leaves it out"
 
 
 class _RunLaunches:
@@ -110,7 +112,7 @@ class _RunLaunches:
         if launches and not matrix_run.auto:
             note = remove_outdated_launches(launches, matrix_run.measure, matrix_run.store, policy_dirs)
             if note:
-                self._console.print(note, markup=False, soft_wrap=True)
+                say(self._console, note)
         summary = self._launch(launches) if launches else RunSummary()
         if matrix_run.matrix.search and not summary.has_ended:
             summary = summary.followed_by(self._walks.launch(self._launch, self._console))

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchbox.cli.options import TrainingLauncherName
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import EXIT_STOPPED, ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from benchbox.launch.slurm.job import JobState, SlurmJob
     from benchbox.launch.slurm.options import SlurmOptions
 
-_EXIT_STOPPED = 130
 
 SlurmOption = Annotated[
     list[str],
@@ -97,5 +96,5 @@ def submit_and_follow(script: str, out: Path) -> "tuple[SlurmJob, JobState]":
         state = job.follow(stop, lambda line: print(line, flush=True))
     if state is None:
         print(f"cancelled Slurm job {job.id}; the same command submits what is missing", file=sys.stderr)
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     return job, state

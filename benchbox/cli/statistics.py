@@ -31,6 +31,7 @@ def prepare_statistics(data: "DataSpec", seeds: "Iterable[int]", console: "Conso
     from benchbox.data.samples.description import summarise_selection
     from benchbox.data.samples.mixture import drawn_shares, select_datasets
     from benchbox.data.video.decoders import choose_decoder, installed_decoders
+    from benchbox.report.rows import say
 
     opened, lines = [], []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -51,4 +52,4 @@ def prepare_statistics(data: "DataSpec", seeds: "Iterable[int]", console: "Conso
     if data.datasets or data.validation:
         lines += map(summarise_selection, members, drawn_shares(members))
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)

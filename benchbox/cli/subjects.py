@@ -89,6 +89,7 @@ def command_subject(
         CellFailedError: no optimizer step was observed.
         ConfigurationError: there is no such command or recipe.
     """
+    from benchbox.analysis.quantities import counted
     from benchbox.audit.subjects.command.inject import inject, reports_folder
     from benchbox.audit.subjects.command.process_reports import (
         count_finished_ranks,
@@ -107,7 +108,7 @@ def command_subject(
         nonlocal announced
         if not announced and (ranks := count_finished_ranks(reports_folder(folder))):
             announced = True
-            notify(f"{steps} steps seen on {_ranks(ranks)}; the command {'is ended' if stop else 'runs on'}")
+            notify(f"{steps} steps seen on {counted(ranks, 'rank')}; the command {'is ended' if stop else 'runs on'}")
         return announced and stop
 
     with tempfile.TemporaryDirectory(prefix="benchbox-audit-", ignore_cleanup_errors=True) as temporary:
@@ -123,7 +124,7 @@ def command_subject(
         notify(note)
     return Subject(
         name="the command",
-        title=f"{shlex.join(command)}: {training.steps} {'step' if training.steps == 1 else 'steps'} seen",
+        title=f"{shlex.join(command)}: {counted(training.steps, 'step')} seen",
         metadata={
             "kind": "command",
             "command": list(command),
@@ -152,10 +153,6 @@ def observer_failure(ranks: Sequence["RankFacts"]) -> str | None:
     """Return the first failure of an observer, after which its facts are incomplete and the audit cannot pass, or None."""
     problems = [f"rank {facts.rank}: {facts.problems[0]}" for facts in ranks if facts.problems]
     return f"the observer stopped watching on {problems[0]}" if problems else None
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def print_to_stderr(line: str) -> None:

@@ -18,7 +18,7 @@ from benchbox.cli.options import (
     TrainingSetOption,
 )
 from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
-from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, ConfigurationError
+from benchbox.errors import EXIT_CELL_FAILED, EXIT_STOPPED, EXIT_THRESHOLD, EXIT_USAGE, ConfigurationError
 from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from benchbox.launch.supervise.outcome import Outcome
     from benchbox.spec.measured_setup import MeasuredSetup
 
-_EXIT_STOPPED = 130
 _EXIT_CODES = {
     "ConfigurationError": EXIT_USAGE,
     "DataError": EXIT_USAGE,
@@ -210,7 +209,7 @@ def _exit(outcome: "Outcome", folder: Path) -> None:
     if outcome.status == "interrupted":
         hint = "; continue with --resume" if checkpoints else ""
         print(f"stopped: {error['message']}; {newest}{hint}", file=sys.stderr)
-        raise typer.Exit(_EXIT_STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     location = f" (rank {error['rank']}, {error['phase'] or 'outside a step'})" if error["rank"] is not None else ""
     print(f"error: {outcome.status}: {error['type']}: {error['message']}{location}; {newest}", file=sys.stderr)
     print(f"error: logs of each rank: {folder / 'launch'}", file=sys.stderr)

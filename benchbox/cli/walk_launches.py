@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.certificates import ENDED, certificates, pruning_reason
+from benchbox.analysis.quantities import counted
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import bounds_from, needs_no_less, walk_point, walk_state
 from benchbox.errors import ConfigurationError, Problem, RecordError
@@ -144,12 +145,12 @@ class WalkLaunches:
         missing = [walk for walk, state in self._states() if state.batch is not None and walk["predicted_batch"] is None]
         if not missing:
             return
-        from benchbox.cli.predicting import predict_in_process, rank_limit_bytes
+        from benchbox.cli.predicting import predict_largest_batches, rank_limit_bytes
 
         console.print(f"predicting the largest batch of {len(missing)} walks")
         starts = [self._cell(walk["cells"][0]) for walk in missing]
         measure = self.measure
-        predictions = predict_in_process(
+        predictions = predict_largest_batches(
             starts, self.policy_dirs, measure.probed_step, rank_limit_bytes(measure.memory_limit), missing[0]["at_most"]
         )
         for walk in missing:
@@ -180,7 +181,7 @@ class WalkLaunches:
         summary, number = RunSummary(), 0
         while not summary.has_ended and (probes := self._probes()):
             number += 1
-            console.print(f"round {number}: the next batch of {len(probes)} walk{'s' if len(probes) > 1 else ''}")
+            console.print(f"round {number}: the next batch of {counted(len(probes), 'walk')}")
             self._add_cells([cell for cell, _ in probes])
             summary = summary.followed_by(launch(probes))
             self._attempted |= {cell.cell_id for cell, _ in probes}

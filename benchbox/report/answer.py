@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchbox.analysis.answers import SETUP_FIELDS, answers
 from benchbox.analysis.inference import ONE_TEST, Criteria
-from benchbox.analysis.quantities import quantity
+from benchbox.analysis.quantities import counted, quantity
 from benchbox.analysis.summary import BUSY_HOST, PARTLY_COMPILED, RECOMPILED, label
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criter
     if answer.fastest is None:
         reason = "no set-up ended ok"
         if answer.unknown_memory:
-            reason = f"the memory of {answer.unknown_memory} set-up{'s' if answer.unknown_memory > 1 else ''} is unknown"
+            reason = f"the memory of {counted(answer.unknown_memory, 'set-up')} is unknown"
         if answer.too_large:
             unknown = f"; {reason}" if answer.unknown_memory else ""
             reason = f"none of {answer.too_large} set-ups fits{limit}{unknown}"
@@ -118,7 +118,7 @@ def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> Answe
     if nearest.effect is None:
         text = f"Not comparable with {name}{others}: {nearest.reason}."
     elif answer.more_launches:
-        more = "1 more launch" if answer.more_launches == 1 else f"{answer.more_launches} more launches"
+        more = counted(answer.more_launches, "more launch", "more launches")
         text = f"Not settled against {name}{others}: {more} of each could."
     else:
         interval = f"{nearest.effect.low:.2f}x to {nearest.effect.high:.2f}x" if nearest.effect.low is not None else "unknown"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchbox import __version__
 from benchbox.analysis.baseline import slug
 from benchbox.analysis.quantities import UNKNOWN, quantity, significant
 from benchbox.analysis.ratios import short_name
@@ -93,7 +92,6 @@ def render_benchmarks_html(view: BenchmarksView) -> str:
     return render_template(
         "benchmarks.html.j2",
         view=view,
-        version=__version__,
         numbers=NUMBERS,
         tables=[table for table in tables if table[3]],
         note=None if view.ratios else NO_RATIOS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.adam_state import adam_dtypes
-from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.reconciliation import COMMUNICATION, PEAK_MEMORY, STEP_TIME, reconcile
 from benchbox.analysis.step_bounds import NO_BOUNDS, StepBounds
 from benchbox.analysis.summary import CellSummary, matrix_text
@@ -106,7 +106,7 @@ def _findings(summary: CellSummary, _: Comparison | None) -> CellValue:
     codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in shown))
     titles = dict.fromkeys(finding["title"] for finding in findings)
     notes = len({finding["code"] for finding in findings if finding["severity"] == "info"})
-    noted = f"{notes} note{'' if notes == 1 else 's'}" if notes else "none"
+    noted = counted(notes, "note") if notes else "none"
     return CellValue(", ".join(codes) or noted, len(codes), "; ".join(titles))
 
 

@@ -46,7 +46,7 @@ def list_environment(environments: Sequence[tuple[Mapping[str, str], Sequence[in
     return tuple((key, " | ".join(values)) for key, values in values_by_key.items())
 
 
-def environment_differences(
+def environment_section(
     environments: Sequence[tuple[Mapping[str, str], Sequence[int]]], cell_lists: CellLists
 ) -> EnvironmentDifferences | None:
     """Return the section; None for a run of which no environment was recorded."""

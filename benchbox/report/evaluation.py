@@ -6,7 +6,6 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox import __version__
 from benchbox.errors import RecordError
 from benchbox.report.figures.curves import curve_drawing
 from benchbox.report.html import page_figures, render_template
@@ -63,7 +62,6 @@ class EvaluationReport:
 
     title: str
     rows: tuple[EvaluationRow, ...]
-    version: str
     paragraphs: tuple[str, ...] = ()
     figures: tuple[Drawing, ...] = ()
     method: str = _METHOD
@@ -77,7 +75,7 @@ def build_evaluation_report(folders: Sequence[Path]) -> EvaluationReport:
     """
     rows = tuple(_row(folder, read_json(folder / RECORD)) for folder in folders)
     envs = dict.fromkeys(row.env for row in rows)
-    return EvaluationReport(title=f"Closed loop: {', '.join(envs)}", rows=rows, version=__version__)
+    return EvaluationReport(title=f"Closed loop: {', '.join(envs)}", rows=rows)
 
 
 def training_drawing(key: str, title: str, description: str, curves: Sequence[Curve]) -> Drawing:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from benchbox import __version__
 from benchbox.report import equivalence, ranks
 from benchbox.report.embedded import card_data, compress_data, table_data, table_style
 from benchbox.report.garbage_collection import paused_garbage_collection
@@ -49,7 +50,7 @@ def page_figures(drawings: Iterable[Drawing]) -> list[tuple[Drawing, Markup]]:
 
 
 def render_template(name: str, **values: Any) -> str:
-    """Render a page of `templates/`, with the style that all pages share. All input is escaped."""
+    """Render a page of `templates/`, with the style and the version of benchbox that all pages have. All input is escaped."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -58,4 +59,4 @@ def render_template(name: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     style = Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8"))  # noqa: S704  (our own file, not input)
-    return environment.get_template(name).render(style=style, **values)
+    return environment.get_template(name).render(style=style, version=__version__, **values)

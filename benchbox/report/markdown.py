@@ -115,9 +115,8 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
             yield from ("", escape(f"{failure.cell}, {failure.where}: {failure.status}. The ranks:"), "")
             yield from (f"    {line}" for line in failure.ranks.splitlines())
     if report.theory:
-        theory = report.theory
-        yield from ("", "## Theory", "", escape(f"{theory.note} {theory.counts}. {theory.left_out}".rstrip()), "")
-        yield from table_lines(theory.headers, theory.rows, most=most)
+        yield from ("", "## Theory", "", escape(report.theory.text), "")
+        yield from table_lines(report.theory.headers, report.theory.rows, most=most)
     if report.findings:
         yield from ("", "## Precision", "")
         rows = [[f.code, f.severity, f.title, "; ".join(f.cell_lines), f.repair] for f in report.findings]

@@ -68,7 +68,7 @@ def _combinations(cells: Sequence[CellDict], fields: Sequence[str]) -> set[tuple
 
 def _cell(summary: CellSummary | None) -> PrecisionCell:
     if summary is None:
-        return PrecisionCell(edq="-", level="missing", details=("not supported",))
+        return PrecisionCell(edq="-", level="missing", details=("no such cell",))
     values = {name: spread.value for name, spread in summary.values.items() if spread is not None}
     edq = values.get("edq")
     if summary.evidence is None:
@@ -83,7 +83,8 @@ def _cell(summary: CellSummary | None) -> PrecisionCell:
         details.append(f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing")
     if (stalled := values.get("second_moment_stalled")) is not None:
         details.append(f"v stalls: {quantity(stalled, 'fraction', 2)}")
-    details.append(f"Adam state {', '.join(adam_dtypes(summary.evidence))}")
+    if dtypes := adam_dtypes(summary.evidence):
+        details.append(f"Adam state {', '.join(dtypes)}")
     if (loss := values.get("final_loss")) is not None:
         details.append(f"loss {quantity(loss, 'loss', 5)}")
     return PrecisionCell(edq="-" if edq is None else f"{edq:.3f}", level=level, details=tuple(details))

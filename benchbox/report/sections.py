@@ -1,4 +1,4 @@
-"""The sections of a report beside its table and charts: findings, failures, environment and method."""
+"""The sections of a report on findings, failures, skipped cells and the definitions of metrics."""
 
 from __future__ import annotations
 

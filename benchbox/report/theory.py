@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,13 +33,18 @@ TIME_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheorySection:
-    """Rows of text under `HEADERS`, the numbers of verdicts in words, and a sentence about rows left out, or nothing."""
+    """Rows of text under `HEADERS`, the numbers of verdicts in words if there are any, and a sentence about rows left out."""
 
     rows: tuple[tuple[str, ...], ...]
     counts: str
     left_out: str
     note: str
     headers: tuple[str, ...] = HEADERS
+
+    @property
+    def text(self) -> str:
+        """The sentences above the rows."""
+        return " ".join(filter(None, (self.note, f"{self.counts}." if self.counts else "", self.left_out)))
 
 
 def theory_section(
@@ -54,7 +60,7 @@ def theory_section(
     of a step to its lower bound is no error of the prediction, and comes last.
     """
     rows: list[tuple[tuple[bool, bool, float], tuple[str, ...]]] = []
-    verdicts: dict[str, int] = {}
+    verdicts: Counter[str] = Counter()
     for summary in summaries:
         if summary.beyond_memory:
             continue
@@ -67,8 +73,7 @@ def theory_section(
             is_confirmed = entry.verdict == "confirmed"
             rank = (is_confirmed, is_confirmed and entry.quantity == STEP_TIME, -error)
             rows.append((rank, (label(summary.cell, axes), *_texts(entry))))
-            name = f"{entry.quantity} {entry.verdict}"
-            verdicts[name] = verdicts.get(name, 0) + 1
+            verdicts[f"{entry.quantity} {entry.verdict}"] += 1
     if not rows:
         return None
     left_out = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from benchbox import __version__
 from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.inference import ALPHA
+from benchbox.analysis.quantities import counted
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.step_bounds import NO_MACHINE, step_bounds
 from benchbox.analysis.summary import (
@@ -33,12 +35,7 @@ from benchbox.report.answer import AnswerBox, answer_boxes
 from benchbox.report.cards import CellCard, cell_cards
 from benchbox.report.cell_lists import CellLists
 from benchbox.report.columns import CellValue, Column, columns, table_rows
-from benchbox.report.environment import (
-    EnvironmentDifferences,
-    environment_differences,
-    environment_texts,
-    list_environment,
-)
+from benchbox.report.environment import EnvironmentDifferences, environment_section, environment_texts, list_environment
 from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.figures import report_drawings
 from benchbox.report.figures.cells import ReportCells
@@ -235,7 +232,7 @@ def build_report(
         skipped=tuple(zip(skipped, (entry["reason"] for entry in run.skipped), strict=True)),
         skipped_groups=group_skipped(run.skipped, [*run.cells.values()], skipped),
         environment=list_environment(environments),
-        differences=environment_differences(environments, cell_lists),
+        differences=environment_section(environments, cell_lists),
         method=list_methods(),
         sampling=_sampling(run),
         chain_head=chain_head,
@@ -273,7 +270,7 @@ def _comparable(run: Run, compared: RunComparisons) -> list[Comparison]:
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:
     varied = ", ".join(axes) if axes else "nothing"
-    return f"{_count(len(run.cells), 'cell')} of {run.matrix_file}; {varied} varied."
+    return f"{counted(len(run.cells), 'cell')} of {run.matrix_file}; {varied} varied."
 
 
 def _sampling(run: Run) -> str:
@@ -288,13 +285,13 @@ def _sampling(run: Run) -> str:
             f" Pairs were tested after {numbers} launches before: all tests together are wrong in up to {share:.3g}% of runs."
         )
     warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
-    times = f"{'up to ' if run.sequential else ''}{_count(run.launches, 'time')}"
+    times = f"{'up to ' if run.sequential else ''}{counted(run.launches, 'time')}"
     what = (
         f"Every batch of a walk was launched once, and its fastest {times}" if run.walks else f"Every cell was launched {times}"
     )
     return (
         f"{what}, each a fresh process group, cells interleaved. "
-        f"A launch ran {_count(warmup, 'warm-up step')}, reset its peaks, and measured {_count(steps, 'step')}. "
+        f"A launch ran {counted(warmup, 'warm-up step')}, reset its peaks, and measured {counted(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
         "A ratio is the median over all pairs of launches of common rounds, and its interval has the ratios that an exact "
@@ -304,20 +301,21 @@ def _sampling(run: Run) -> str:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
-    beyond = sum(summary.beyond_memory for summary in summaries)
-    ok = sum(summary.complete for summary in summaries) - beyond
-    missing = sum(summary.status == MISSING for summary in summaries)
-    diverged = sum(summary.status == DIVERGED for summary in summaries)
-    failed = sum(summary.status not in ("ok", MISSING, DIVERGED) for summary in summaries) - beyond
-    incomplete = len(summaries) - ok - failed - diverged - missing - beyond
-    counts = {"cells": len(summaries), "ok": ok, "diverged": diverged, "failed": failed}
-    counts |= {"incomplete": incomplete, "missing": missing, "beyond memory": beyond}
-    return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
+    fitting = [summary for summary in summaries if not summary.beyond_memory]
+    statuses = Counter(summary.status for summary in fitting)
+    ok = sum(summary.complete for summary in fitting)
+    counts = {
+        "cells": len(summaries),
+        "ok": ok,
+        "diverged": statuses[DIVERGED],
+        "failed": len(fitting) - statuses["ok"] - statuses[DIVERGED] - statuses[MISSING],
+        "incomplete": statuses["ok"] - ok,
+        "missing": statuses[MISSING],
+        "beyond memory": len(summaries) - len(fitting),
+        "skipped": len(run.skipped),
+    }
+    return tuple((name, count) for name, count in counts.items() if count or name == "ok")
 
 
 def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
@@ -328,7 +326,8 @@ def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Com
     if skipped := [record for summary in summaries for record in summary.ok if record.get("skipped_steps")]:
         cells = len({record["cell_id"] for record in skipped})
         steps = sum(len(record["skipped_steps"] or ()) for record in skipped)
-        notes.append(f"optim.spike skipped {steps} steps of {cells} cells: their times lack the update of the weights.")
+        skipped_steps = f"{counted(steps, 'step')} of {counted(cells, 'cell')}"
+        notes.append(f"optim.spike skipped {skipped_steps}: their times lack the update of the weights.")
     if any(comparison.verdict == "inconclusive" for comparison in comparisons.values()):
         notes.append("A ratio marked ~ is not settled by the launches: chance may explain it.")
     marks = {mark for summary in summaries for mark in summary.marks}

@@ -68,6 +68,8 @@ class Noise:
 def read_noise(machine: str) -> dict[str, Noise]:
     """Return the measured noise of a machine by name of the matrix; empty when none was measured.
 
+    That of one matrix says nothing about another, whose cells differ in how their times scatter.
+
     Raises:
         RecordError: the file is damaged.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from benchbox.report.audit.view import (
     tensor_names,
     to_json,
 )
-from benchbox.report.sarif import file_location, file_uri, line_location, sarif_log
+from benchbox.report.sarif import file_location, file_uri, fingerprint, line_location, sarif_log
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -79,17 +78,15 @@ def _subject_file(subject: Mapping[str, Any]) -> str | None:
 
 def _result(finding: Finding, file: str | None, state: str | None) -> dict[str, Any]:
     """Return a finding as a result. `state` compares it to the baseline: if one result has a state, all must."""
-    values = finding.to_dict()
+    values, names, where = finding.to_dict(), tensor_names(finding), escape_unprintable(finding.where)
     return (
         {
             "ruleId": finding.code,
             "ruleIndex": list(rules()).index(finding.code),
             "level": _LEVELS[finding.severity],
             "message": {"text": f"{format_finding(finding)}. Repair: {finding.repair}."},
-            "locations": _locations(
-                tensor_names(finding), escape_unprintable(finding.where), _physical_location(finding, file)
-            ),
-            "partialFingerprints": {"finding/v1": _fingerprint(finding)},
+            "locations": _locations(names, where, _physical_location(finding, file)),
+            "partialFingerprints": {"finding/v1": fingerprint(finding.code, finding.title, where, *names)},
             "properties": {key: values[key] for key in ("severity", "where", "rank", "evidence")},
         }
         | _related_locations(finding)
@@ -139,12 +136,6 @@ def _frame(call: str) -> dict[str, Any]:
     return {
         "location": {"physicalLocation": line_location(file, int(line)), "logicalLocations": [{"fullyQualifiedName": function}]}
     }
-
-
-def _fingerprint(finding: Finding) -> str:
-    """Hash the parts of a finding that stay equal from audit to audit, whatever is measured."""
-    parts = (finding.code, finding.title, escape_unprintable(finding.where), *tensor_names(finding))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _suppressed_result(suppressed: AppliedSuppression, file: str | None, state: str | None) -> dict[str, Any]:

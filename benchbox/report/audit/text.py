@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.quantities import quantity
+from benchbox.analysis.quantities import counted, quantity
 from benchbox.audit.record import summarize_numbers
 from benchbox.report.audit.view import (
     evidence_rows,
@@ -35,10 +35,9 @@ _MIN_WIDTH = 40  # columns: on fewer, wrapping leaves one word on a line
 def print_audit(console: Console, audit: Audit) -> None:
     """Print the subject, the census, the findings, and the rules that were clean or not judged."""
     judgement = audit.judgement
-    ranks = len(audit.facts)
     _print_paragraph(console, escape_unprintable(audit.title), style="bold")
     stepped_by = f", stepped by {escape_unprintable(audit.chain)}" if audit.chain else ""
-    _print_paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + stepped_by)
+    _print_paragraph(console, counted(len(audit.facts), "rank") + stepped_by)
     if any(facts.entries for facts in audit.facts):
         say(console)
         _print_census(console, audit)
@@ -118,7 +117,10 @@ def _format_consequence(finding: Finding) -> str:
 def _conclusion_lines(audit: Audit) -> Iterator[str]:
     judgement = audit.judgement
     counts = Counter(finding.severity for finding in sort_by_severity(judgement.findings))
-    summary = ", ".join(f"{count} {_plural(severity) if count > 1 else severity}" for severity, count in counts.items())
+    # "2 unknown" and "2 info", but "2 errors".
+    summary = ", ".join(
+        counted(count, severity, None if severity in ("error", "warning") else severity) for severity, count in counts.items()
+    )
     yield f"found: {summary or 'nothing'}"
     if judgement.clean:
         yield f"clean: {', '.join(judgement.clean)}"
@@ -131,10 +133,6 @@ def _conclusion_lines(audit: Audit) -> Iterator[str]:
         yield f"known: {finding.code} {finding.severity} in {where}: {title}"
     for rank, problem in audit.problems:
         yield f"the observer failed on rank {rank}: {escape_unprintable(problem)}"
-
-
-def _plural(severity: str) -> str:
-    return f"{severity}s" if severity in {"error", "warning"} else severity
 
 
 def _print_paragraph(console: Console, text: str, *, hanging: int = 0, style: str = "") -> None:

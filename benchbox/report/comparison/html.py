@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox import __version__
+from benchbox.analysis.changes import UNSETTLED
 from benchbox.report.comparison.view import COLUMNS, NO_DIFFERENCES, NUMBERS, method_sentence, row_texts, summary_sentences
 from benchbox.report.html import render_template
 
@@ -16,13 +16,12 @@ def render_html(comparison: RunComparison) -> str:
     """Render a comparison as HTML: what changed first, then what is not settled, then the rest."""
     groups = (
         ("changed", "What changed", comparison.of_verdict("regression", "improvement")),
-        ("unsettled", "What is not settled", comparison.of_verdict("missing", "incomparable", "inconclusive")),
+        ("unsettled", "What is not settled", comparison.of_verdict(*UNSETTLED)),
         ("neutral", "What did not change", comparison.of_verdict("neutral")),
     )
     return render_template(
         "comparison.html.j2",
         title=f"{comparison.head} against {comparison.base}",
-        version=__version__,
         sentences=summary_sentences(comparison),
         columns=[(name, name in NUMBERS) for name in COLUMNS],
         groups=[

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from benchbox.analysis.changes import UNSETTLED
 from benchbox.report.comparison.view import sentence, summary_sentences
 from benchbox.report.junit import junit_document
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
     from benchbox.analysis.changes import RunComparison
-
-_SKIPPED = ("missing", "incomparable", "inconclusive")
 
 
 def render_junit(comparison: RunComparison) -> str:
@@ -25,14 +24,14 @@ def render_junit(comparison: RunComparison) -> str:
         text = escape_unprintable(sentence(change))
         if change.verdict == "regression":
             ET.SubElement(case, "failure", type="regression", message=text).text = text
-        elif change.verdict in _SKIPPED:
+        elif change.verdict in UNSETTLED:
             ET.SubElement(case, "skipped", message=text)
         else:
             ET.SubElement(case, "system-out").text = text
     counts = {
         "tests": len(comparison.changes),
         "failures": len(comparison.of_verdict("regression")),
-        "skipped": len(comparison.of_verdict("missing", "incomparable", "inconclusive")),
+        "skipped": len(comparison.of_verdict(*UNSETTLED)),
     }
     ET.SubElement(suite, "system-out").text = "\n".join(map(escape_unprintable, summary_sentences(comparison)))
     return junit_document(suite, counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.changes import UNSETTLED
 from benchbox.report.comparison.view import COLUMNS, NUMBERS, method_sentence, row_texts, summary_sentences
 from benchbox.report.markdown import escape, table_lines
 
@@ -34,7 +35,7 @@ def _lines(comparison: RunComparison) -> Iterator[str]:
     first, *others = summary_sentences(comparison)
     yield from (f"**{escape(first)}**", "", *(f"{escape(text)}\n" for text in others))
     settled = comparison.of_verdict("regression", "improvement")
-    unsettled = comparison.of_verdict("missing", "incomparable", "inconclusive")
+    unsettled = comparison.of_verdict(*UNSETTLED)
     for title, changes in (("Changes", settled), ("Not settled", unsettled)):
         if changes:
             yield from (f"### {title}", "", *_table(changes), "")

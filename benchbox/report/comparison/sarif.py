@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 from benchbox.report.comparison.view import sentence
-from benchbox.report.sarif import line_location, metric_rules, sarif_log
+from benchbox.report.sarif import fingerprint, line_location, metric_rules, sarif_log
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -38,12 +37,11 @@ def render_sarif(comparison: RunComparison, matrix_file: str | None, line: int |
 def _result(change: Change, rule: int, matrix_file: str | None, line: int | None) -> dict[str, Any]:
     physical = {} if matrix_file is None else {"physicalLocation": line_location(matrix_file, line or 1)}
     logical = [{"fullyQualifiedName": escape_unprintable(change.cell)}]
-    fingerprint = hashlib.sha256(f"{change.metric}\0{change.cell_id}".encode()).hexdigest()[:16]
     return {
         "ruleId": change.metric,
         "ruleIndex": rule,
         "level": _LEVELS[change.verdict],
         "message": {"text": escape_unprintable(sentence(change))},
         "locations": [{**physical, "logicalLocations": logical}],
-        "partialFingerprints": {"figure/v1": fingerprint},
+        "partialFingerprints": {"figure/v1": fingerprint(change.metric, change.cell_id)},
     }

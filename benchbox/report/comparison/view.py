@@ -11,6 +11,7 @@ from benchbox.analysis.quantities import UNKNOWN, quantity
 
 if TYPE_CHECKING:
     from benchbox.analysis.changes import Change, RunComparison
+    from benchbox.analysis.trends import ChangePoint
 
 COLUMNS = ("cell", "metric", "base", "head", "head / base", "verdict")
 NUMBERS = ("base", "head", "head / base")
@@ -29,7 +30,7 @@ def row_texts(change: Change) -> tuple[str, ...]:
     )
 
 
-def ratio_text(change: Change) -> str:
+def ratio_text(change: Change | ChangePoint) -> str:
     """Return the ratio with its interval: `0.947x (0.921x to 0.972x)`."""
     if change.ratio is None:
         return UNKNOWN

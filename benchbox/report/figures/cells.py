@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
 
 MAX_PANELS = 12
-# The first that differs has the colours.
 _DOT = " \N{MIDDLE DOT} "
+# The first that differs has the colours.
 SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "compile", "padding", "order")
 
 

@@ -63,11 +63,9 @@ def _that_wait_most(splits: list[_Split]) -> list[_Split]:
 def _strips(summary: CellSummary, split: dict[str, list[float]], axes: Sequence[str]) -> Iterator[Bar]:
     group = label(summary.cell, axes)
     for rank in range(len(split["compute"])):
-        seconds = {part: split[part][rank] for part in PARTS}
-        parts = tuple(BarPart(*_named(part, value), quantity(value, "s")) for part, value in seconds.items())
-        yield Bar(group=group, name=f"rank {rank}", parts=parts, text=quantity(sum(seconds.values()), "s"))
-
-
-def _named(part: str, seconds: float) -> tuple[str, float, str]:
-    name, colour = PARTS[part]
-    return name, 1e3 * seconds, colour
+        seconds = [split[part][rank] for part in PARTS]
+        parts = tuple(
+            BarPart(name, 1e3 * part_s, colour, quantity(part_s, "s"))
+            for (name, colour), part_s in zip(PARTS.values(), seconds, strict=True)
+        )
+        yield Bar(group=group, name=f"rank {rank}", parts=parts, text=quantity(sum(seconds), "s"))

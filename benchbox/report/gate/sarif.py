@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.report.gate.view import row_sentence
-from benchbox.report.sarif import file_location, file_uri, line_location, metric_rules, sarif_log
+from benchbox.report.sarif import file_location, file_uri, fingerprint, line_location, metric_rules, sarif_log
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -40,14 +39,13 @@ def _result(row: GateRow, rule: int, view: GateView) -> dict[str, Any]:
     if file is not None:
         physical = file_location(file_uri(Path(file))) if line is None else line_location(file, line)
         location = {"physicalLocation": physical, **location}
-    fingerprint = hashlib.sha256("\0".join((row.metric, row.cell_id or row.cell, row.verdict)).encode()).hexdigest()[:16]
     result = {
         "ruleId": row.metric,
         "ruleIndex": rule,
         "level": _LEVELS[row.verdict],
         "message": {"text": escape_unprintable(row_sentence(row))},
         "locations": [location],
-        "partialFingerprints": {"demand/v1": fingerprint},
+        "partialFingerprints": {"demand/v1": fingerprint(row.metric, row.cell_id or row.cell, row.verdict)},
         "properties": row.to_dict(),
     }
     if row.verdict == "accepted":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.quantities import counted
 from benchbox.report.figures.drawing import Drawing, new_figure
 from benchbox.report.site.view import commit_text
 
@@ -25,7 +26,7 @@ def trend_drawing(trend: Trend, key: str) -> Drawing:
         key: of the figure on its page: ids within the SVG begin with it.
     """
     changes = len(trend.changes)
-    marked = f"{changes} change{'' if changes == 1 else 's'} marked" if changes else "no change"
+    marked = f"{counted(changes, 'change')} marked" if changes else "no change"
     return Drawing(
         key=key,
         title=f"{trend.metric.name} over commits",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.baseline import slug
 from benchbox.analysis.inference import ALPHA
-from benchbox.analysis.noise import noise_of_matrix
-from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.analysis.trends import NEAREST, ChangePoint, Trend, TrendPoint, mark_changes, order_points
 from benchbox.registry.metrics import metric_by_name
+from benchbox.report.comparison.view import ratio_text
 from benchbox.store.noise import read_noise
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class MatrixPage:
         compared = sum(len(trend.points) > 1 for trend in self.trends)
         texts = {"worse": "for the worse", "better": "for the better", "drift": "drift of the machine within a commit"}
         changes = ", ".join(f"{verdicts[verdict]} {text}" for verdict, text in texts.items() if verdicts[verdict]) or "none"
-        runs = "1 run" if len(self.measurements) == 1 else f"{len(self.measurements)} runs and baselines"
+        runs = counted(len(self.measurements), "run", "runs and baselines")
         return (
             f"{runs} of {len(self.cells)} cells on {self.machine}; {compared} of {len(self.trends)} trends have two runs "
             f"or more. Changes: {changes}."
@@ -98,13 +98,12 @@ def build_pages(
     pages = []
     for (matrix, machine), runs in sorted(groups.items()):
         trends = _trends(runs, named, commits)
-        noise = noise_of_matrix(read_noise(machine), matrix)
         pages.append(
             MatrixPage(
                 matrix=matrix,
                 machine=machine,
                 file=files[matrix, machine],
-                trends=tuple(mark_changes(trends, relevant=relevant, noise=noise)),
+                trends=tuple(mark_changes(trends, relevant=relevant, noise=read_noise(machine).get(matrix))),
                 runs=tuple(runs),
             )
         )
@@ -213,14 +212,12 @@ def verdict_of_change(change: ChangePoint) -> str:
 
 def change_texts(trend: Trend, change: ChangePoint) -> tuple[str, ...]:
     """Return a change as texts, one for each of `CHANGE_COLUMNS`."""
-    ratio = "from 0" if change.ratio is None else f"{change.ratio:.3f}x"
-    interval = "" if change.low is None or change.high is None else f" ({change.low:.3f}x to {change.high:.3f}x)"
     return (
         trend.cell,
         trend.metric.name,
         f"{quantity(change.before.value, trend.metric.unit, digits=4)} at {commit_text(change.before)}",
         f"{quantity(change.after.value, trend.metric.unit, digits=4)} at {commit_text(change.after)}",
-        f"{ratio}{interval}",
+        "from 0" if change.ratio is None else ratio_text(change),
         verdict_of_change(change),
         "; ".join(change.differences) or "nothing",
     )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from benchbox import __version__
 from benchbox.analysis.inference import RELEVANT
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.report.html import render_template
@@ -54,7 +53,7 @@ def write_site(
     """
     sources = read_sources(names, out, history=history)
     pages = build_pages(sources, commit_order(), metrics=metrics, relevant=relevant)
-    shared = {"version": __version__, "method": method_text(relevant), "columns": CHANGE_COLUMNS, "numbers": NUMBERS}
+    shared = {"method": method_text(relevant), "columns": CHANGE_COLUMNS, "numbers": NUMBERS}
     paths = []
     for page in pages:
         html = render_template("site_matrix.html.j2", page=page, title=title, **_matrix_content(page), **shared)

@@ -160,6 +160,16 @@ def test_the_gate_breaches_where_nothing_fits(machine):
     assert {row.verdict for row in rows} == {"breach"}
 
 
+def test_a_batch_that_need_not_run_is_counted_as_beyond_memory_only(tmp_path):
+    """The walk with more cameras does not launch its first batch: that of the other walk shows that it cannot fit."""
+    starts = tuple(replace(start, batch=8) for start in cameras(1, 4))
+    machine = Machine(tmp_path, lambda cell: 6 // cell.cams, starts, LIMITED, BatchSearch(start=8))
+    machine.run()
+    assert machine.store.record(starts[1].cell_id, 1) is None
+    counts = dict(build_report(machine.store.run(), machine.store.records()).counts)
+    assert counts == {"cells": 8, "ok": 3, "beyond memory": 5}
+
+
 def test_a_report_shows_certificates_and_no_failure(tmp_path):
     machine = Machine(tmp_path, lambda cell: 8 // cell.cams, cameras(1, 4), LIMITED, predicted=8, fastest=2)
     machine.run()

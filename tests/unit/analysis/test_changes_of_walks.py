@@ -156,6 +156,17 @@ def test_a_baseline_says_the_largest_batch_of_a_walk(before, today, is_older):
     )
 
 
+def test_a_batch_that_neither_run_had_to_launch_is_no_missing_figure(before, today):
+    """The walk with more cameras does not launch its first batch: that of the other walk shows that it cannot fit."""
+    starts = tuple(replace(start, batch=8) for start in cameras(1, 4))
+    for machine in (before, today):
+        machine.starts, machine.search, machine.largest = starts, BatchSearch(start=8), lambda cell: 6 // cell.cams
+        machine.run()
+        assert machine.store.record(starts[1].cell_id, 1) is None
+    comparison = compare_runs(figures(before, "before"), figures(today, "today"), metric_names=METRICS)
+    assert set(comparison.counts) == {"neutral"}
+
+
 def test_walks_of_one_side_only_are_left_out(before, today):
     today.starts = cameras(1, 4)
     before.run()

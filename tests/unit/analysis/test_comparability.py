@@ -121,7 +121,7 @@ def test_observations_must_agree_too(path, value, reason):
 def test_adam_states_of_another_dtype_are_not_comparable():
     record = example_record(FSDP)
     for entry in record["precision"]["census"]:
-        entry["dtype"] = "torch.bfloat16"
+        entry["dtype"] = "bfloat16"
     assert adam_dtypes(record) == ("bfloat16",)
     assert compare(record, example_record(ZERO)).reason == "they also differ in Adam state: bfloat16 against float32"
 

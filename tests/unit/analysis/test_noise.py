@@ -19,7 +19,6 @@ from benchbox.analysis.noise import (
     launches_for,
     measure_noise,
     noise_floor,
-    noise_of_matrix,
     smallest_difference,
     split_launches,
     with_earlier_runs,
@@ -230,8 +229,7 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     write_noise("a-machine", "one", NOISE)
     path = write_noise("a-machine", "other", replace(NOISE, sigma=0.02))
     assert path == machine_file("noise", "a-machine") == tmp_path / "benchbox" / "noise" / "a-machine.json"
-    noises = read_noise("a-machine")
-    assert (noise_of_matrix(noises, "one"), noise_of_matrix(noises, "third")) == (NOISE, None)
+    assert read_noise("a-machine")["one"] == NOISE
     drifting = noise_of(
         *(noise_run(0.1 * day, day=day) for day in range(1, 5)),
         noise_run(0.1, day=9, torch="2.13.0"),
@@ -239,7 +237,6 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     )
     write_noise("a-machine", "drifting", drifting)
     assert read_noise("a-machine")["drifting"] == drifting
-    assert noise_of_matrix(read_noise("a-machine"), "third") is None, "noise of other cells is none of its own"
     old = {name: value for name, value in asdict(NOISE).items() if name in OLD_FIELDS}
     path.write_text(json.dumps({"schema_version": 1, "machine": "a-machine", "matrices": {"one": old}}))
     assert read_noise("a-machine") == {"one": NOISE}

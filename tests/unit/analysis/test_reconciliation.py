@@ -9,8 +9,9 @@ import pytest
 from benchbox.analysis.reconciliation import reconcile
 from benchbox.analysis.summary import summarize
 from benchbox.errors import RecordError
-from benchbox.report.markdown import render_markdown
-from benchbox.report.theory import MAX_ROWS
+from benchbox.report.html import render_html
+from benchbox.report.markdown import escape, render_markdown
+from benchbox.report.theory import MAX_ROWS, NOTE
 from benchbox.report.view import build_report
 from benchbox.report.write import write_reports
 from benchbox.store.predictions import read_predictions, write_predictions
@@ -145,6 +146,13 @@ def test_a_cell_without_a_prediction_has_the_reason_in_its_row(record):
     report = build_report(example_run([CELL]), [record], unpredicted={CELL.cell_id: "no formula for it"})
     ((_, *values),) = report.theory.rows
     assert values == ["all", "-", "-", "-", "not predicted", "no formula for it"]
+
+
+def test_a_section_without_verdicts_counts_none(record):
+    report = build_report(example_run([CELL]), [record], unpredicted={CELL.cell_id: "no formula for it"})
+    lines = render_markdown(report).splitlines()
+    assert lines[lines.index("## Theory") + 2] == escape(NOTE)
+    assert f"<p>{NOTE}</p>" in render_html(report)
 
 
 def test_published_runs_keep_their_predictions(tmp_path, record):

@@ -83,8 +83,10 @@ class Launches:
 
 
 class Lines(list):
+    is_terminal = False
+
     def print(self, line, **_):
-        self.append(line)
+        self.append(str(line))
 
 
 def settle(store, launch, run=None, selected=None):

@@ -25,9 +25,10 @@ from benchbox.store.links import write_links
 from benchbox.store.peaks import write_peaks
 from benchbox.store.predictions import write_predictions
 from benchbox.store.run import RunStore
-from tests.support.example_run import CELL, example_record, example_run
+from tests.support.example_run import CELL, MEASURE, MIB, example_record, example_run
 from tests.support.links import made_up_links
 from tests.support.peaks import made_up_peaks, rate
+from tests.support.walks import Machine
 from tests.unit.analysis.test_reconciliation import prediction_of
 
 if TYPE_CHECKING:
@@ -385,3 +386,14 @@ def test_written_reports_and_estimates_of_a_run_read_the_peaks_and_links_of_its_
     ]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     assert "benchbox doctor --peaks --ranks 2" in CliRunner().invoke(app, command, catch_exceptions=False).output
+
+
+def test_a_batch_that_does_not_fit_has_no_step_to_bound(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, lambda _: 4, measure=replace(MEASURE, memory_limit=200 * MIB))
+    machine.run()
+    run = machine.store.run()
+    summaries = summarize(run, machine.store.records())
+    predictions = {s.cell_id: prediction(s.records[0]) for s in summaries if not s.beyond_memory}
+    bounds = step_bounds(predictions, summaries, peaks=lambda _: {GROUP: made_up_peaks()}, links=None)
+    assert len(predictions) < len(summaries)
+    assert {*bounds.by_cell, *bounds.reasons} == predictions.keys()

@@ -290,7 +290,7 @@ def walks(tmp_path, monkeypatch):
     def predict(starts, *_):
         return {cell.cell_id: "no prediction in this test" for cell in starts}
 
-    monkeypatch.setattr("benchbox.cli.predicting.predict_in_process", predict)
+    monkeypatch.setattr("benchbox.cli.predicting.predict_largest_batches", predict)
     return Folder(tmp_path, monkeypatch, WALKS)
 
 

@@ -175,7 +175,7 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path):
 
 
 def test_without_the_memory_of_a_device_no_largest_batch_is_predicted():
-    predicted = predict_largest_batches([VALUE], (), 3, limit_bytes=None, at_most=8)
+    predicted = predict_largest_batches([VALUE], (), 3, None, 8)
     assert predicted == {VALUE.cell_id: "the memory of the device is unknown"}
 
 

@@ -47,3 +47,11 @@ def test_episodes_are_divided_by_the_seeds_of_the_cells(tmp_path: Path) -> None:
         prepare_statistics(data, [good, bad], Console(file=io.StringIO()))
     members = select_datasets([(open_dataset(root), entry) for entry in datasets], validation=0.4, seed=good)
     assert f"{members[0].selection.validation_episodes} of 10 episodes for validation" in printed[good]
+
+
+def test_the_name_of_a_dataset_is_printed_literally(tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "a:key:b", lengths=(6, 6), tasks=("lift", "lift"))
+    console = Console(file=io.StringIO(), width=200)
+    datasets = (DatasetSpec(path=str(root)),)
+    prepare_statistics(DataSpec(kind="lerobot", datasets=datasets), [0], console)
+    assert "a:key:b" in console.file.getvalue()

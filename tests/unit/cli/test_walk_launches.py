@@ -12,7 +12,7 @@ from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
 from benchbox.cli.earlier_plan import follow_earlier_plan
-from benchbox.cli.predicting import predict_in_process
+from benchbox.cli.predicting import predict_largest_batches
 from benchbox.cli.walk_launches import check_memory_limit, plan_walks
 from benchbox.errors import ConfigurationError
 from benchbox.spec import load_matrix
@@ -183,7 +183,7 @@ def test_a_prediction_of_other_sources_is_made_anew(tmp_path, monkeypatch, is_ou
         machine.store.write_record(record | {"environment": {**record["environment"], "policy_sha256": "another"}})
     walks = machine.open()
     predicted = {walks.run.walks[0]["cells"][0]: 9}
-    monkeypatch.setattr("benchbox.cli.predicting.predict_in_process", lambda *_: predicted)
+    monkeypatch.setattr("benchbox.cli.predicting.predict_largest_batches", lambda *_: predicted)
     walks.predict(SimpleNamespace(print=lambda *_: None))
     assert walks.run.walks[0]["predicted_batch"] == (9 if is_outdated else 6)
 
@@ -296,7 +296,7 @@ def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path):
         (tmp_path / name / "presets.yaml").write_text("tiny: {}\n")
         (tmp_path / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
         cell = replace(START, policy=name)
-        ((_, reason),) = predict_in_process([cell], [tmp_path], 3, 2**30, None).items()
+        ((_, reason),) = predict_largest_batches([cell], [tmp_path], 3, 2**30, None).items()
         assert ("no weights" if name == "broken" else "the process that predicts was killed") in reason
 
 

@@ -83,7 +83,7 @@ def test_a_cell_has_the_colour_of_its_worst_finding_and_the_table_counts_its_not
     assert [row[position].text for row in report.table.rows] == ["none", column]
 
 
-def test_what_was_not_measured_and_what_is_not_supported_have_no_colour_of_a_verdict():
+def test_what_was_not_measured_and_what_is_no_cell_have_no_colour_of_a_verdict():
     """One recipe has no cell under one condition, one cell has not run, and one was not audited."""
     ddp, zero = (replace(CELL, backend=backend, recipe="fp32") for backend in ("ddp", "zero2"))
     unaudited = replace(CELL, recipe="bf16_pure")
@@ -92,9 +92,16 @@ def test_what_was_not_measured_and_what_is_not_supported_have_no_colour_of_a_ver
     rows = dict(grid.rows)
     sound, missing = rows["fp32"]
     assert (sound.level, missing.edq, missing.level, missing.details) == ("ok", "-", "missing", ("missing",))
-    unknown, unsupported = rows["bf16_pure"]
-    assert (unknown.edq, unknown.level) == ("-", "missing")
-    assert (unsupported.edq, unsupported.level, unsupported.details) == ("-", "missing", ("not supported",))
+    unknown, absent = rows["bf16_pure"]
+    assert (unknown.edq, unknown.level, unknown.details) == ("-", "missing", ("loss 0.40000",))
+    assert (absent.edq, absent.level, absent.details) == ("-", "missing", ("no such cell",))
+
+
+def test_a_batch_that_one_recipe_was_not_launched_with_is_not_called_unsupported():
+    """A walk with one recipe tries other batches than one with another."""
+    cells = [replace(CELL, recipe=recipe, batch=batch) for recipe, batch in (("fp32", 2), ("bf16_pure", 2), ("bf16_pure", 4))]
+    grid = build_report(example_run(cells), [example_record(cell) for cell in cells]).precision
+    assert dict(grid.rows)["fp32"][1].details == ("no such cell",)
 
 
 def test_a_cell_lists_what_its_updates_and_moments_lost():

@@ -348,7 +348,7 @@ def test_steps_that_were_skipped_because_of_their_gradient_are_counted_below_the
     for record in records[:2]:
         record["skipped_steps"] = [1, 3]
     notes = report_of(records).table.notes
-    assert "optim.spike skipped 4 steps of 1 cells: their times lack the update of the weights." in notes
+    assert "optim.spike skipped 4 steps of 1 cell: their times lack the update of the weights." in notes
     assert not any("optim.spike" in note for note in report_of(launches(FSDP)).table.notes)
 
 
