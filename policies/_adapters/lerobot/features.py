@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Batch, NormalisationMode
 
-STATE, ACTION, ACTION_IS_PAD = "observation.state", "action", "action_is_pad"
+STATE, IMAGES, ACTION, ACTION_IS_PAD = "observation.state", "observation.images", "action", "action_is_pad"
 TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
 # Further entries of batches, which lerobot's policies do not read themselves
 IMAGE_MASKS, ACTION_DIM_MASK, NOISE, TIME = "image_masks", "action_dim_mask", "noise", "time"
@@ -38,7 +38,7 @@ class Features:
 
     @property
     def camera_keys(self) -> list[str]:
-        return [f"observation.images.camera{index}" for index in range(self.cameras)]
+        return [f"{IMAGES}.camera{index}" for index in range(self.cameras)]
 
     def config(self, source: str, name: str, **settings: Any) -> Any:
         """Return the configuration of a policy, an instance of lerobot's class for it."""
@@ -65,6 +65,7 @@ class Features:
             state_dim=self.dims,
             action_dim=self.dims,
             horizon=len(config.action_delta_indices),
+            first_action=config.action_delta_indices[0],
             history=config.n_obs_steps,
             state_normalisation=cast("NormalisationMode", _MODES[modes["STATE"].name]),
             action_normalisation=cast("NormalisationMode", _MODES[modes["ACTION"].name]),
@@ -74,13 +75,17 @@ class Features:
     def inputs(self, batch: Batch, *, single: bool = True) -> dict[str, Tensor]:
         """Return a batch under lerobot's names, images from 0 to 1.
 
+        The first frame of an episode stands in the place of those before it.
+
         Args:
             single: only the current observation, whose tensors then have no dimension of time.
         """
-        images = batch["images"].float() / 255  # (B, T, C, 3, H, W)
-        state = batch["state"]
+        images, state = batch["images"], batch["state"]
         if single:
             images, state = images[:, -1:], state[:, -1]
+        else:
+            images = _repeat_first(images, batch["history_mask"])
+        images = images.float() / 255  # (B, T, C, 3, H, W)
         views = {key: images[:, 0, index] if single else images[:, :, index] for index, key in enumerate(self.camera_keys)}
         return {STATE: state} | views | {key: batch[key] for key in (ACTION, ACTION_IS_PAD) if key in batch}
 
@@ -99,6 +104,13 @@ class Features:
         """Denoise normalised actions (B, N, A) from the first noise of the batch."""
         actions: Tensor = policy.predict_action_chunk(self.language_inputs(batch), noise=batch["noise"][:, 0])
         return actions
+
+
+def _repeat_first(images: Tensor, within_episode: Tensor) -> Tensor:
+    """Replace the images (B, T, ...) of frames before an episode by those of its first frame, as (B, T) says."""
+    samples, steps = (torch.arange(size, device=images.device) for size in within_episode.shape)
+    first = within_episode.int().argmax(dim=1, keepdim=True)
+    return images[samples[:, None], torch.maximum(steps, first)]
 
 
 def mean_of_elements(elements: Tensor, mask: Tensor) -> Tensor:
