@@ -25,6 +25,8 @@ STATE, IMAGES, ACTION, ACTION_IS_PAD = "observation.state", "observation.images"
 TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
 # Further entries of batches, which lerobot's policies do not read themselves
 IMAGE_MASKS, ACTION_DIM_MASK, NOISE, TIME = "image_masks", "action_dim_mask", "noise", "time"
+# Red, green and blue, in lerobot the statistics of the images of every dataset, unless `use_imagenet_stats` is off
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MODES = {"IDENTITY": "identity", "MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
 
 
@@ -72,13 +74,12 @@ class Features:
             **{"prompt_tokens": 32, "text_vocab": 259} | prompt,
         )
 
-    def inputs(self, batch: Batch, *, single: bool = True) -> dict[str, Tensor]:
-        """Return a batch under lerobot's names, images from 0 to 1.
-
-        The first frame of an episode stands in the place of those before it.
+    def inputs(self, batch: Batch, *, single: bool = True, by_imagenet: bool = False) -> dict[str, Tensor]:
+        """Return a batch under lerobot's names. The first frame of an episode stands in the place of those before it.
 
         Args:
             single: only the current observation, whose tensors then have no dimension of time.
+            by_imagenet: whether images are normalised by the statistics of ImageNet. Else they are from 0 to 1.
         """
         images, state = batch["images"], batch["state"]
         if single:
@@ -86,6 +87,10 @@ class Features:
         else:
             images = _repeat_first(images, batch["history_mask"])
         images = images.float() / 255  # (B, T, C, 3, H, W)
+        if by_imagenet:
+            # By channel: a tensor of statistics would be copied to the device in every step.
+            for channel, (mean, std) in enumerate(zip(_IMAGENET_MEAN, _IMAGENET_STD, strict=True)):
+                images.select(-3, channel).sub_(mean).div_(std)
         views = {key: images[:, 0, index] if single else images[:, :, index] for index, key in enumerate(self.camera_keys)}
         return {STATE: state} | views | {key: batch[key] for key in (ACTION, ACTION_IS_PAD) if key in batch}
 

@@ -1,12 +1,14 @@
 """Policies of lerobot with random weights: `lerobot:act`, `lerobot:pi0`, `lerobot:smolvla`, ... Nothing is downloaded.
 
-Observations and actions are of the frames in lerobot's `observation_delta_indices` and `action_delta_indices`, with the first
-frame of an episode in the place of those before it.
+Images are normalised as lerobot does by default: by the mean and deviation of ImageNet where `normalization_mapping` of a
+policy has MEAN_STD for them (ACT, diffusion), else they are from 0 to 1 (pi0, pi05, pi0-FAST, SmolVLA). Observations and
+actions are of the frames in lerobot's `observation_delta_indices` and `action_delta_indices`, with the first frame of an
+episode in the place of those before it.
 
-Under ZeRO-3 with bfloat16 weights the first loss of the tiny ACT is 18.956, and 19.018 under the other backends. The cause is
-DeepSpeed's linear function: it rounds the product of a layer before it adds the bias. With that function put into DDP, the
-outputs of all modules are those of ZeRO-3 bit for bit, and without it (`memory_efficient_linear: false`) those of ZeRO-3 are
-those of DDP. In float32 the losses agree.
+On the shipped dataset, the first loss of the tiny ACT under ZeRO-3 with bfloat16 weights is 16.190, and 16.285 under DDP. The
+cause is DeepSpeed's linear function: it rounds the product of a layer before it adds the bias. With that function put into DDP,
+the outputs of all modules are those of ZeRO-3 bit for bit, and without it (`memory_efficient_linear: false`) those of ZeRO-3
+are those of DDP. In float32 the losses agree.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def _build_without_language(preset: Mapping[str, Any], axes: Axes, source: str) 
     if source == "diffusion":
         config.n_action_steps = config.horizon + 1 - config.n_obs_steps  # all from the current frame on
     policy_class = getattr(import_lerobot(f"lerobot.policies.{source}.modeling_{source}"), f"{name}Policy")
-    inputs = partial(features.inputs, single=config.n_obs_steps == 1)
+    by_imagenet = config.normalization_mapping["VISUAL"].name == "MEAN_STD"
+    inputs = partial(features.inputs, single=config.n_obs_steps == 1, by_imagenet=by_imagenet)
     return benchbox.adapt(
         policy_class(config),
         loss=lambda output: output[0],
