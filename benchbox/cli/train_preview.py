@@ -1,5 +1,6 @@
 """`benchbox train --dry-run`: the resolved plan of a training, without starting it."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ def preview(config: "TrainConfig", path: Path | None, overrides: "Mapping[str, s
     """
     from benchbox.errors import ConfigurationError, Problem
     from benchbox.report.schedule import draw_svg
-    from benchbox.spec.train import locate_problems
+    from benchbox.spec.train import locate_problems, schedule_note
     from benchbox.trainer.preview import preview_training
 
     try:
@@ -33,6 +34,10 @@ def preview(config: "TrainConfig", path: Path | None, overrides: "Mapping[str, s
     _print_groups(config, previewed)
     curves = _curves(previewed.groups)
     _print_schedule(config, curves)
+    if note := schedule_note(config):
+        print(f"note: {note}")
+    for warning in previewed.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if drawing is not None:
         try:
             drawing.write_text(draw_svg(curves, f"Learning rates of {config.name}: {config.cell.optim.schedule}"))

@@ -14,6 +14,7 @@ from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.outcome import Outcome
 from benchbox.registry.phases import CHECKPOINT
 from benchbox.registry.refusals import cell_refusal
+from benchbox.spec.train import schedule_note
 from benchbox.store.checkpoints import describe_resume, list_checkpoints, newest_steps, set_damaged_aside
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def launch_training(
         more = f"steps is {config.steps}: nothing is left to train; --steps N with a larger number trains on"
         progress.message(f"the newest checkpoint is after {taken} steps, and {more}")
         return Outcome("ok")
+    if note := schedule_note(config):
+        progress.message(f"note: {note}")
     job_config: TrainJob = {
         "kind": "train",
         "train": config.to_dict(),

@@ -47,6 +47,7 @@ class TrainingProgress:
         self._stage = "starting"
         self._row: Mapping[str, Any] | None = None
         self._mfu_reason: str | None = None
+        self._warnings: set[str] = set()  # of ranks, which warn again after a restart
 
     @contextmanager
     def display(self) -> Iterator[None]:
@@ -58,7 +59,11 @@ class TrainingProgress:
             yield
 
     def ranks_progressed(self, traces: Sequence[Trace]) -> None:
-        """Show the state of the rank furthest behind until the first step is logged."""
+        """Show the state of the rank furthest behind until the first step is logged, and what ranks warn of, once."""
+        for text in (text for trace in traces for text in trace.warnings):
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self.warn(text)
         slowest = furthest_behind(traces)
         state = str(slowest) if slowest else "starting"
         if slowest and slowest.stage in STAGE_TEXTS and state != self._stage:

@@ -85,6 +85,7 @@ class BatchSpec:
     response_tokens: int = 0
     response_template: str = "{text}<eos>"
     memory_tokens: int = 0
+    sole_targets: tuple[str, ...] = ()  # texts, of a policy that learns nothing else: data without all of them teach nothing
     metadata: tuple[int, int] = (0, 0)  # fields, tokens of each
     subgoal: bool = False
     future: int = 0  # frames

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
+from benchbox.data.dataset.lerobot import RESPONSE
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
@@ -61,8 +62,13 @@ def evaluate(
     out: Path,
     policy_dirs: Sequence[Path] = (),
     report: Callable[[EpisodeResult], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run the episodes, and write `evaluation.json`, `videos/` and `stills/` into `out`; return the record.
+
+    Args:
+        report: called with the result of every episode.
+        note: called with a line on how acting differs from the training of the policy, if it does.
 
     Raises:
         ConfigurationError: there is no such environment, or the settings do not fit the policy.
@@ -79,6 +85,8 @@ def evaluate(
     if not 1 <= execute <= spec.acting_horizon:
         raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.acting_horizon}"))
     inputs = open_inputs(cell.data, spec, cell.seed)
+    if spec.response_tokens and inputs.dataset.has_text(RESPONSE):
+        note("the policy was trained on data with responses, and acts without one: eval decodes none")
     count = min(settings.environments, settings.episodes)
     with ExitStack() as stack:
         environments = [  # forked before the first forward pass starts threads

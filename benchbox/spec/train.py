@@ -222,6 +222,18 @@ def load_train(
     )
 
 
+def schedule_note(config: TrainConfig) -> str | None:
+    """Return a line if the training ends before its learning rate has reached `optim.lr`, with the remedy; else None."""
+    optim, steps = config.cell.optim, config.steps
+    if optim.schedule == "constant" or steps > optim.warmup_steps:
+        return None
+    highest = steps / (optim.warmup_steps + 1)
+    return (
+        f"the training ends in the warm-up: optim.warmup_steps is {optim.warmup_steps} and steps is {steps}, so the highest "
+        f"learning rate is {highest:.1%} of optim.lr; lower optim.warmup_steps, or write optim.schedule: constant"
+    )
+
+
 def locate_problems(problems: Sequence[Problem], path: str | Path, overrides: Mapping[str, str]) -> list[Problem]:
     """Return problems whose position is a key of the training file, such as `optim.groups[0].match`, at its line and column."""
     source = read_source(find_file(Path(path), TRAINING_FILES))

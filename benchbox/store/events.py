@@ -28,7 +28,7 @@ class _EventFields(TypedDict, total=False):
     since: float  # heartbeat: when this state was entered, by the monotonic clock
     status: str  # error: one of STATUSES
     type: str  # error: class name of the exception
-    message: str
+    message: str  # error, warning
     traceback: str
     secondary: bool  # error: a collective failed, probably because another rank did
     signal: str  # terminated, stopped
@@ -36,7 +36,7 @@ class _EventFields(TypedDict, total=False):
 
 
 class RankEvent(_EventFields):
-    """One line of a rank's event file. `event` is start, progress, heartbeat, stopped, error, terminated or done."""
+    """One line of a rank's event file. `event` is start, progress, heartbeat, warning, stopped, error, terminated or done."""
 
     t: float  # unix time
     monotonic_s: float  # of the host: durations and order are computed from it, since `t` may jump

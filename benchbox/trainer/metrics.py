@@ -15,7 +15,7 @@ from benchbox.store.files import json_text, keep_rows
 from benchbox.trainer.trackers.fan_out import Trackers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from benchbox.session import StepResult
@@ -60,6 +60,7 @@ class MetricsLog:
         self._block: list[tuple[int, StepResult]] = []
         self._block_start_s = time.perf_counter()
         self._outside_s: dict[str, float] = {}  # since then, by activity
+        self._warns_of_no_parts = True  # once
         if is_writer and path.exists():
             keep_rows(path, lambda step: step < start)
 
@@ -110,14 +111,19 @@ class MetricsLog:
         if self._outside_s:
             rows[0]["outside_steps_s"] = self._outside_s
         self._block_start_s, self._outside_s, self._block = now, {}, []
-        self._write(rows)
+        names = {name for result in results for name in result.parts}
+        self._write(rows, empty_parts=() if any(parts) else sorted(names))
         for row in rows:
             for name in () if row.get("skipped") else ("loss", "grad_norm"):
                 if not math.isfinite(row[name]):
                     raise NonFiniteError(f"step {row['step']}: {name} is {row[name]}")
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        """Append rows to the file, the last with the warnings of the block, and pass them on to the trackers."""
+    def _write(self, rows: list[dict[str, Any]], empty_parts: Sequence[str]) -> None:
+        """Append rows to the file, the last with the warnings of the block, and pass them on to the trackers.
+
+        Args:
+            empty_parts: names of the parts of the loss, if no sample of the block has any of them.
+        """
         if not self._is_writer:
             return
         for row in rows:
@@ -126,6 +132,13 @@ class MetricsLog:
         if self._warning is not None and (text := self._warning()) is not None:
             self._warning = None
             warnings.append(text)
+        if empty_parts and self._warns_of_no_parts:
+            self._warns_of_no_parts = False
+            steps = f"steps {rows[0]['step']} to {rows[-1]['step']}" if len(rows) > 1 else f"step {rows[0]['step']}"
+            warnings.append(
+                f"no sample of {steps} has what a part of the loss ({', '.join(empty_parts)}) is computed from: nothing was "
+                "learned; check what the dataset has of it with benchbox data inspect"
+            )
         if warnings:
             rows[-1]["warning"] = "; ".join(warnings)
         with self._path.open("a") as log:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from benchbox.data.samples.training_texts import check_targets, describe_cut_tasks
 from benchbox.errors import UnsupportedError
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import freeze, plan_groups, rate_factor
@@ -52,12 +53,13 @@ class GroupPreview:
 class TrainingPreview:
     """A training as its file describes it, after everything was checked that can be checked without ranks.
 
-    `datasets` is empty where samples are generated.
+    `datasets` is empty where samples are generated; `warnings` are lines on what the policy cannot read of them.
     """
 
     groups: tuple[GroupPreview, ...]
     frozen_elements: int
     datasets: tuple[DatasetRecord, ...]
+    warnings: tuple[str, ...]
 
 
 def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> TrainingPreview:
@@ -81,7 +83,8 @@ def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> Traini
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
     groups = tuple(_preview_group(plan, parameters, config) for plan in plans)
     frozen = sum(parameter.numel() for parameter in parameters.values() if not parameter.requires_grad)
-    return TrainingPreview(groups=groups, frozen_elements=frozen, datasets=_read_datasets(cell, policy))
+    datasets, warnings = _read_datasets(cell, policy)
+    return TrainingPreview(groups=groups, frozen_elements=frozen, datasets=datasets, warnings=warnings)
 
 
 def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config: TrainConfig) -> GroupPreview:
@@ -102,12 +105,13 @@ def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config:
     )
 
 
-def _read_datasets(cell: Cell, policy: Policy) -> tuple[DatasetRecord, ...]:
-    """Return what is trained on of each dataset. One sample is read, in this process, in the form that the policy needs.
+def _read_datasets(cell: Cell, policy: Policy) -> tuple[tuple[DatasetRecord, ...], tuple[str, ...]]:
+    """Return what is trained on of each dataset, and warnings. One sample is read, in the form that the policy needs.
 
     It stays on the host: a training that runs may have taken all memory of the GPU.
     """
     single = replace(cell, batch=1, accumulation=1, data=replace(cell.data, workers=0))
     with closing(open_cell_data(single, policy, rank=0, on_host=True)) as stream:
+        check_targets(stream.samples, stream.spec)
         next(stream)
-        return tuple(stream.data_use.record()["datasets"])
+        return tuple(stream.data_use.record()["datasets"]), tuple(describe_cut_tasks(stream.samples))

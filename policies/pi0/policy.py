@@ -16,6 +16,14 @@ to 1e-5 (`reports/parity/parity.md`). These differences are wanted:
   let it predict them, which LeRobot trains as little as benchbox does. With 4 of 32 dimensions, as in the sample dataset, that
   raised the error of pi05 tiny's normalised actions from 0.240 to 0.418 (600 steps, one seed).
 - The task is cleaned as in openpi: underscores and line breaks become spaces. LeRobot's pi0 leaves it as it is.
+
+Two things are missing:
+
+- Augmentation of images. openpi always trains with it: a random crop of 95% of height and width, which is enlarged again, and a
+  rotation by up to 5 degrees, of cameras without "wrist" in their names; random brightness, contrast and saturation of all.
+  In LeRobot it is an option of the dataset, which is off by default.
+- Relative actions. openpi's data transforms and LeRobot's `use_relative_actions`, which is off by default, subtract the current
+  state from the actions of a chunk, but for dimensions such as the gripper. Here actions are learned as the dataset has them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ batch, noise and time, their velocity, loss elements, gradients and actions are 
 policy with a third of the steps padded), dimensions whose values are all equal are not normalised (in the prompt they have the
 number of the raw value, where openpi and LeRobot have 0), shrunk images are averaged, and dimensions that the data lacks are
 not predicted while acting. Of a prompt that is too long the task is cut; openpi and LeRobot cut the end of the text, and with
-it the state.
+it the state. As in `pi0`, the augmentation of images that openpi trains with and the relative actions that both offer are
+missing.
 """
 
 from __future__ import annotations

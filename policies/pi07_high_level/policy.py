@@ -82,6 +82,7 @@ class Pi07HighLevel(PrefixPolicy):
             lowest_bin=0,
             prompt_template="Task: {task}, Past Memory: {memory}, State: {state}, ",
             memory_tokens=config.memory_tokens,
+            sole_targets=self.predicted,
             metadata=(config.metadata_fields, config.metadata_tokens),
             cues={
                 "metadata": "Metadata: ",

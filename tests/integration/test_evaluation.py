@@ -21,9 +21,11 @@ from benchbox.report.evaluation import _row
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
 from benchbox.simulation.rollout import run_episodes
-from benchbox.spec.cell import Cell
+from benchbox.spec.cell import Cell, DataSpec
+from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.train import CheckpointSection
 from benchbox.trainer.checkpoint import CheckpointManager, load_policy
+from tests.support.datasets import annotate
 from tests.support.foreign import write_adapted_policy
 from tests.support.policy_batches import build
 
@@ -82,6 +84,20 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert "55% to 95%" in page
     assert page.count("data:image/png;base64,") == 8
     assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
+
+
+@pytest.mark.parametrize("has_responses", [True, False])
+def test_a_policy_that_was_trained_with_responses_acts_without_one_and_a_note_says_so(
+    has_responses: bool, tmp_path: Path
+) -> None:
+    columns = {"response": ["reach"] * len(open_dataset(sample_path()))} if has_responses else {}
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(annotate(sample_path(), tmp_path / "data", columns))),))
+    cell = Cell(policy="pi05", size="tiny", backend="single", world_size=1, batch=1, data=data)
+    session = build_session(cell, build("pi05", "tiny"), [open_dataset(sample_path()).statistics])
+    saved = CheckpointManager(tmp_path / "training", cell, CheckpointSection(background=False)).save(session, 1)
+    output = evaluate(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0")
+    note = "note: the policy was trained on data with responses, and acts without one: eval decodes none\n"
+    assert output.count(note) == has_responses
 
 
 @pytest.mark.parametrize(("first_action", "acted"), [(0, 5), (-1, 4)])

@@ -170,6 +170,14 @@ class LeRobotDataset:
         """Return the task text of frame `index`."""
         return self._look_up_text("task", int(self.column("task_index", index, index + 1)[0, 0]), index)
 
+    def has_text(self, name: str) -> bool:
+        """Return whether the dataset has the text `name` of `text`, though perhaps not in every frame.
+
+        A column of LeRobot 0.6 counts as one, whatever its annotations are.
+        """
+        is_persistent = self._persistent_texts is not None and name in STYLES
+        return name in self.texts or is_persistent or (name == RESPONSE and SUBTASK in self.features)
+
     def text(self, name: str, index: int) -> str:
         """Return the text feature `name` of frame `index`, or an empty string if there is no such feature.
 

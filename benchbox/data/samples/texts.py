@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchbox.data.dataset.lerobot import RESPONSE, LeRobotDataset
-from benchbox.data.text.prompt import CachedEncoder, encode_cues, encode_prompt, encode_target, pad_tokens
+from benchbox.data.format.metadata import STATE
+from benchbox.data.text.prompt import (
+    ByteTokenizer,
+    CachedEncoder,
+    clean_task,
+    encode_cues,
+    encode_prompt,
+    encode_target,
+    longest_bin,
+    pad_tokens,
+    prompt_without_task,
+    whole_prompt,
+)
 from benchbox.data.text.tokenizer import open_tokenizer
+from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +31,9 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import BatchSpec
 
 METADATA = "metadata."  # prefix of text features that describe the episode
+MEMORY = "memory"
+_SHOWN_LETTERS = 60  # of a task, in messages
+_MORE_TOKENS = "choose a policy or size with more prompt_tokens"
 
 
 class FrameTexts:
@@ -27,7 +43,8 @@ class FrameTexts:
         tokenizer: a `tokenizer.json`; without one every byte is a token.
 
     Raises:
-        ConfigurationError: the tokenizer does not fit the policy's text vocabulary.
+        ConfigurationError: the tokenizer does not fit the policy's text vocabulary, or a prompt with the longest state and
+            memory that a frame may have does not fit, even without a task.
     """
 
     def __init__(self, dataset: LeRobotDataset, spec: BatchSpec, tokenizer: Path | None) -> None:
@@ -38,6 +55,14 @@ class FrameTexts:
         self._encode_prompt = CachedEncoder(partial(encode_prompt, self._tokenizer, spec))
         self._encode_target = CachedEncoder(partial(encode_target, self._tokenizer))
         self._metadata_fields = [name for name in dataset.texts if name.startswith(METADATA)][: spec.metadata[0]]
+        self._longest_inputs = self._find_longest_inputs()
+        self._task_room = spec.prompt_tokens - sum(map(len, prompt_without_task(self._tokenizer, spec, *self._longest_inputs)))
+        if self._task_room < 0:
+            message = (
+                f"{dataset.root}: prompt_tokens is {spec.prompt_tokens}, and the prompt takes up to "
+                f"{spec.prompt_tokens - self._task_room} without its task{self._describe_longest_inputs()}"
+            )
+            raise ConfigurationError(Problem("data", message, f"{self._tokenizer_hint}{_MORE_TOKENS}"))
 
     def encode(self, start: int, bins: Sequence[tuple[int, ...] | None]) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
         """Return the tokens and mask of every text in the spec, for the frames from `start` on.
@@ -60,16 +85,70 @@ class FrameTexts:
             length, template = spec.response_tokens, spec.response_template
             texts[RESPONSE] = [self._encode_target(dataset.text(RESPONSE, frame), length, template) for frame in frames]
         if spec.memory_tokens:
-            texts["memory"] = [self._encode_target(dataset.text("memory", frame), spec.memory_tokens) for frame in frames]
+            texts[MEMORY] = [self._encode_target(dataset.text(MEMORY, frame), spec.memory_tokens) for frame in frames]
         if all(spec.metadata):
             texts["metadata"] = [self._encode_metadata(frame) for frame in frames]
         return texts
+
+    def describe_cut_tasks(self) -> str | None:
+        """Return a line on the tasks that do not fit into a prompt whole, with the remedy; None if all of them do.
+
+        Prompts are those with the longest state and memory that a frame may have.
+        """
+        spec, tokenizer, tasks = self._spec, self._tokenizer, self._dataset.tasks
+        lengths = {task: len(whole_prompt(tokenizer, spec, task, *self._longest_inputs)) for task in tasks}
+        cut = [task for task, length in lengths.items() if length > spec.prompt_tokens]
+        if not cut:
+            return None
+        longest = max(cut, key=lengths.__getitem__)
+        tokens = len(tokenizer.encode(clean_task(longest)))
+        line = (
+            f"prompt_tokens is {spec.prompt_tokens}, and the ends of {len(cut)} of {len(tasks)} tasks are cut: the longest, "
+            f"{_shorten(longest)}, takes {tokens} tokens, and {self._task_room} are left{self._describe_longest_inputs()}"
+        )
+        equal = self._find_equal_tasks()
+        if equal:
+            first, second, *_ = equal[0]
+            line += (
+                f"; {sum(map(len, equal))} different tasks have the same tokens as another one, such as "
+                f"{_shorten(first)} and {_shorten(second)}"
+            )
+        return f"{line}; {self._tokenizer_hint}{_MORE_TOKENS}, or shorten the tasks"
+
+    @property
+    def _tokenizer_hint(self) -> str:
+        """Remedy for long prompts where every byte is a token, an empty text elsewhere."""
+        return "name a tokenizer with fewer tokens per word, " if isinstance(self._tokenizer, ByteTokenizer) else ""
+
+    def _find_equal_tasks(self) -> list[list[str]]:
+        """Return the groups of tasks that differ in words and have the same tokens."""
+        groups: dict[bytes, dict[str, str]] = {}  # in which spellings of the same words are one task
+        for task in self._dataset.tasks:
+            tokens, _ = encode_prompt(self._tokenizer, self._spec, task, *self._longest_inputs)
+            groups.setdefault(tokens.tobytes(), {}).setdefault(clean_task(task), task)
+        return [list(group.values()) for group in groups.values() if len(group) > 1]
+
+    def _find_longest_inputs(self) -> tuple[list[int] | None, str]:
+        """Return the state and the past memory that take most tokens in a prompt, None and an empty text without them."""
+        spec, dataset = self._spec, self._dataset
+        state = None
+        if spec.state_in_prompt:
+            state = [longest_bin(self._tokenizer, spec)] * int(np.prod(dataset.features[STATE]["shape"]))
+        return state, "memory " * spec.memory_tokens if dataset.has_text(MEMORY) else ""
+
+    def _describe_longest_inputs(self) -> str:
+        """Return the sizes of what prompts have beside the task, in parentheses; an empty text if they have nothing."""
+        state, memory = self._longest_inputs
+        sizes = [] if state is None else [f"a state of {len(state)} values"]
+        if memory:
+            sizes.append(f"a memory of {self._spec.memory_tokens} tokens")
+        return f" ({' and '.join(sizes)})" if sizes else ""
 
     def _past_memory(self, frame: int) -> str:
         """Return the memory of the frame before, which the policy remembers; at the start of an episode it is empty."""
         if not self._spec.memory_tokens or frame == self._dataset.episode_of(frame).from_index:
             return ""
-        return self._dataset.text("memory", frame - 1)
+        return self._dataset.text(MEMORY, frame - 1)
 
     def _encode_metadata(self, frame: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens (K, L) int64 of the metadata, "field: text, " per row, and their mask."""
@@ -81,3 +160,9 @@ class FrameTexts:
                 ids = self._tokenizer.encode(f"{name.removeprefix(METADATA)}: {text}, ")
                 tokens[row], mask[row] = pad_tokens(ids, length, self._tokenizer.pad)
         return tokens, mask
+
+
+def _shorten(task: str) -> str:
+    """Return a task in quotation marks, without its middle if it is long: long tasks may differ only in their ends."""
+    half = _SHOWN_LETTERS // 2
+    return repr(task if len(task) <= _SHOWN_LETTERS else f"{task[:half]}...{task[-half:]}")

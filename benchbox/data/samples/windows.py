@@ -63,7 +63,7 @@ class DatasetSamples:
 
     Raises:
         DataError: the dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
-        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
+        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies, or a prompt may be too long.
     """
 
     def __init__(
@@ -162,6 +162,10 @@ class DatasetSamples:
             fields["returns"] = torch.from_numpy((-remaining_steps / self._max_episode_length).astype(np.float32))
         fields |= {name: tokens.expand(rows, -1) for name, tokens in self._texts.cues.items()}
         return fields | draw_random_fields(spec, self.seed, epoch, range(*(self.membership.first + i for i in (start, stop))))
+
+    def describe_cut_tasks(self) -> str | None:
+        """See `FrameTexts.describe_cut_tasks`."""
+        return self._texts.describe_cut_tasks()
 
     def chunk(self, index: int) -> np.ndarray:
         """Return the actions (N, D) of frame `index` as a FAST tokenizer reads them: [min, max] is [-1, 1]."""

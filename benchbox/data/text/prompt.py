@@ -89,26 +89,59 @@ def encode_prompt(
     Raises:
         ConfigurationError: `prompt_tokens` is too small even for an empty task.
     """
-    task = task.strip().replace("_", " ").replace("\n", " ")
-    template = spec.prompt_template or _openpi_template(spec, has_state=state is not None)
-    memory_ids = tokenizer.encode(memory)
-    if len(memory_ids) > spec.memory_tokens:
-        memory = tokenizer.decode(memory_ids[: spec.memory_tokens])
-    values = {"state": "" if state is None else " ".join(map(str, state)), "memory": memory}
-    before, after = template.split("{task}")
-    bos = [] if tokenizer.bos is None else [tokenizer.bos]
-    ids = bos + _encode_template(tokenizer, template, {**values, "task": task})
+    ids = whole_prompt(tokenizer, spec, task, state, memory)
     if len(ids) > spec.prompt_tokens:
-        prefix_ids = bos + _encode_template(tokenizer, before, values)
-        suffix_ids = _encode_template(tokenizer, after, values)
+        prefix_ids, suffix_ids = prompt_without_task(tokenizer, spec, state, memory)
         task_tokens = spec.prompt_tokens - len(prefix_ids) - len(suffix_ids)
         if task_tokens < 0:
             raise ConfigurationError(
                 f"prompt_tokens is {spec.prompt_tokens}, and the prompt takes "
                 f"{len(prefix_ids) + len(suffix_ids)} without its task"
             )
-        ids = prefix_ids + tokenizer.encode(task)[:task_tokens] + suffix_ids
+        ids = prefix_ids + tokenizer.encode(clean_task(task))[:task_tokens] + suffix_ids
     return pad_tokens(ids, spec.prompt_tokens, tokenizer.pad)
+
+
+def clean_task(task: str) -> str:
+    """Return a task as prompts have it: without spaces around it, underscores and line breaks."""
+    return task.strip().replace("_", " ").replace("\n", " ")
+
+
+def whole_prompt(
+    tokenizer: Tokenizer, spec: BatchSpec, task: str, state: Sequence[int] | np.ndarray | None, memory: str = ""
+) -> list[int]:
+    """Return the token ids of a prompt before its task is cut. See `encode_prompt`."""
+    template, values = _prompt_parts(tokenizer, spec, state, memory)
+    return _begin(tokenizer) + _encode_template(tokenizer, template, {**values, "task": clean_task(task)})
+
+
+def prompt_without_task(
+    tokenizer: Tokenizer, spec: BatchSpec, state: Sequence[int] | np.ndarray | None, memory: str = ""
+) -> tuple[list[int], list[int]]:
+    """Return the token ids of a prompt before and after its task."""
+    template, values = _prompt_parts(tokenizer, spec, state, memory)
+    before, after = template.split("{task}")
+    return _begin(tokenizer) + _encode_template(tokenizer, before, values), _encode_template(tokenizer, after, values)
+
+
+def longest_bin(tokenizer: Tokenizer, spec: BatchSpec) -> int:
+    """Return the bin number of a state value that takes most tokens in a prompt."""
+    return max(range(spec.lowest_bin, spec.state_bins), key=lambda number: len(tokenizer.encode(f" {number}")))
+
+
+def _prompt_parts(
+    tokenizer: Tokenizer, spec: BatchSpec, state: Sequence[int] | np.ndarray | None, memory: str
+) -> tuple[str, dict[str, str]]:
+    """Return the template of a prompt, and its values but for the task."""
+    memory_ids = tokenizer.encode(memory)
+    if len(memory_ids) > spec.memory_tokens:
+        memory = tokenizer.decode(memory_ids[: spec.memory_tokens])
+    template = spec.prompt_template or _openpi_template(spec, has_state=state is not None)
+    return template, {"state": "" if state is None else " ".join(map(str, state)), "memory": memory}
+
+
+def _begin(tokenizer: Tokenizer) -> list[int]:
+    return [] if tokenizer.bos is None else [tokenizer.bos]
 
 
 def _openpi_template(spec: BatchSpec, *, has_state: bool) -> str:

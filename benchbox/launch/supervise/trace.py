@@ -24,6 +24,7 @@ class Trace:
     final_event: str | None = None  # error | terminated | done
     stopped_after: int | None = None  # steps of a training that was asked to stop, once it has
     errors: list[Mapping[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     clock_lag_s: float = math.inf  # what to add to times of a remote rank: the least delay that was seen
 
     def receive(self, event: Mapping[str, Any], at: float) -> bool:
@@ -57,6 +58,9 @@ class Trace:
             if progressed:
                 self.state = state
             return progressed
+        if kind == "warning":
+            self.warnings.append(event["message"])
+            return True
         if kind == "stopped":
             self.stopped_after = event["completed"]
         if kind == "error":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
+from tests.support.datasets import write_dataset, write_robot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,3 +94,36 @@ def test_a_dry_run_says_what_is_frozen_what_happens_to_spikes_and_that_nothing_i
     elements = sum(parameter.numel() for parameter in build_policy("pi05", "tiny", Axes()).parameters())
     assert int(frozen.replace(",", "")) == elements - int(trained.replace(",", "")) > 0
     assert "validation" not in result.stdout
+
+
+def test_a_policy_that_could_learn_nothing_from_the_data_is_refused_at_their_line(benchbox, tmp_path: Path) -> None:
+    text = TRAINING.partition("optim:")[0].replace("pi05", "pi07_high_level") + "data: sample\n"
+    config = write(tmp_path, text)
+    result = benchbox("train", config, "--dry-run")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"error: {config}:8:7: the policy learns only the texts memory and response, and sample has none of them: every loss "
+        "would be 0; add such a text feature to the dataset, or choose another policy\n"
+    )
+
+
+def test_a_prompt_that_may_not_fit_is_refused_though_that_of_the_first_sample_fits(benchbox, tmp_path: Path) -> None:
+    robot = write_robot(tmp_path / "robot", cameras={"front": (16, 20)}, state=28)  # whose bins are 0 at first
+    config = write(tmp_path, TRAINING.partition("optim:")[0] + f"data: {{lerobot: {robot}}}\n")
+    result = benchbox("train", config, "--dry-run")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"error: {config}:8:7: {robot}: prompt_tokens is 128, and the prompt takes up to 129 without its task (a state of 28 "
+        "values); name a tokenizer with fewer tokens per word, choose a policy or size with more prompt_tokens\n"
+    )
+
+
+def test_a_dry_run_warns_of_tasks_that_are_cut_and_says_that_the_training_ends_in_the_warm_up(benchbox, tmp_path: Path) -> None:
+    root = write_dataset(tmp_path / "data", tasks=("open the drawer" * 4 + " on the left", "open the drawer" * 4, "lift"))
+    text = TRAINING.partition("optim:")[0].replace("pi05", "pi0") + f"data: {{lerobot: {root}}}\n"
+    result = benchbox("train", write(tmp_path, text), "--dry-run")
+    assert result.returncode == 0
+    assert result.stderr.startswith(f"warning: {root}: prompt_tokens is 48, and the ends of 2 of 3 tasks are cut: ")
+    assert "2 different tasks have the same tokens as another one" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "\nnote: the training ends in the warm-up: optim.warmup_steps is 1000 and steps is 40" in result.stdout

@@ -49,7 +49,7 @@ data: synthetic
 backend: ddp
 world_size: 2
 batch: 16
-optim: {lr: 1.0e-3, total_steps: 8}
+optim: {lr: 1.0e-3, warmup_steps: 2, total_steps: 8}
 steps: 1000
 log_every: 1
 checkpoint: {every: 500}

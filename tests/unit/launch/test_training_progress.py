@@ -117,6 +117,16 @@ def test_warnings_and_findings_are_lines(screen: io.StringIO, capsys: pytest.Cap
     ]
 
 
+def test_what_a_rank_warns_of_is_shown_once_also_after_a_restart(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = progress(screen)
+    for trace in (Trace(0, warnings=["a task is cut"]), Trace(0, warnings=["a task is cut", "another one"])):
+        shown.ranks_progressed([trace])
+        shown.ranks_progressed([trace])
+    assert capsys.readouterr().err == "warning: a task is cut\nwarning: another one\n"
+
+
 def test_an_audit_of_skipped_steps_is_none_without_errors(screen: io.StringIO) -> None:
     progress(screen).audit_row(audit_row() | {"skipped": True})
     assert screen.getvalue() == "audit after step 20: not judged, all observed steps were skipped\n"

@@ -9,7 +9,7 @@ from benchbox.errors import ConfigurationError
 from benchbox.registry.backends import backend_info
 from benchbox.registry.trackers import TRACKERS, TrackerInfo
 from benchbox.spec.cell import Cell
-from benchbox.spec.train import TrainConfig, load_train
+from benchbox.spec.train import TrainConfig, load_train, schedule_note
 
 GOOD = "name: trial\npolicy: alpha\nsize: tiny\nbackend: ddp\nworld_size: 2\nbatch: 1\nsteps: 5\n"
 
@@ -141,6 +141,20 @@ def test_the_shipped_training_files_load():
             "{schedule: wsd, warmup_steps: 50, total_steps: 60, decay_steps: 20}",
             "8:8: warmup_steps 50 reach into the decay from step 40 of 60; shorten warmup_steps or decay_steps",
         ),
+        (
+            "{lr: 1e-3, total_steps: 200}",
+            (
+                "8:8: warmup_steps is 1000 by default, and the schedule ends at total_steps 200, before any decay; "
+                "write warmup_steps below total_steps"
+            ),
+        ),
+        (
+            "{warmup_steps: 8, total_steps: 8}",
+            (
+                "8:8: warmup_steps is 8, and the schedule ends at total_steps 8, before any decay; "
+                "write warmup_steps below total_steps"
+            ),
+        ),
         ("{thaw_warmup_steps: 5}", "8:8: thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen"),
         ("{ema_warmup: true}", "8:8: ema_warmup needs ema_decay: there is no average"),
         ("{ema_decay: 1.0}", "8:20: optim.ema_decay must be less than 1.0, not 1.0"),
@@ -160,3 +174,17 @@ def test_an_optimisation_survives_the_way_to_the_worker(load_training):
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.cell.optim.groups[0].betas == (0.5, 0.9)
     assert config.cell.cell_id != load_training(GOOD).cell.cell_id
+
+
+def test_a_training_that_ends_in_its_warm_up_says_what_share_of_the_rate_it_reaches(load_training):
+    note = schedule_note(load_training(GOOD))
+    assert schedule_note(load_training(GOOD + "optim: {warmup_steps: 5}\n")), "it would reach it in the step after the last"
+    assert note == (
+        "the training ends in the warm-up: optim.warmup_steps is 1000 and steps is 5, so the highest learning rate is 0.5% of "
+        "optim.lr; lower optim.warmup_steps, or write optim.schedule: constant"
+    )
+
+
+@pytest.mark.parametrize("optim", ["{warmup_steps: 4}", "{schedule: constant}", "{schedule: warmup_constant, warmup_steps: 0}"])
+def test_a_training_that_reaches_its_rate_says_nothing_of_the_warm_up(load_training, optim):
+    assert schedule_note(load_training(GOOD + f"optim: {optim}\n")) is None

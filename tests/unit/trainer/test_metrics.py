@@ -178,3 +178,21 @@ def test_warnings_are_in_the_last_row_of_the_block_before_which_they_arose(tmp_p
         None,
         None,
     ]
+
+
+def test_a_block_in_which_no_sample_has_a_part_of_the_loss_is_warned_of_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = open_log(path)
+    nothing = replace(result(loss=0.0), part_counts={"flow": torch.tensor(0.0), "response": torch.tensor(0.0)})
+    for step, taken in enumerate([result(), nothing, nothing, nothing, nothing, nothing]):
+        log.add(step, taken)
+    warnings = [row.get("warning") for row in rows(path)]
+    warning = warnings.pop(3)
+    assert warnings == [None] * 5, "one step of the first block learned something"
+    assert warning.startswith("no sample of steps 2 to 3 has what a part of the loss (flow, response) is computed from")
+
+
+def test_a_loss_without_parts_is_not_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    open_log(path, block_steps=1).add(0, replace(result(), parts={}, part_counts={}))
+    assert "warning" not in rows(path)[0]

@@ -20,7 +20,7 @@ def test_a_preview_puts_its_sample_on_no_gpu(monkeypatch: pytest.MonkeyPatch) ->
     cell = tiny_cell(backend="single", world_size=1)
     policy = build_cell_policy(cell)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert _read_datasets(cell, policy) == (), "samples are generated"
+    assert _read_datasets(cell, policy) == ((), ()), "samples are generated"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,12 @@ def test_a_start_tells_the_process_id() -> None:
     assert trace.pid == 77
 
 
+def test_warnings_are_kept_and_shown_at_once() -> None:
+    trace = Trace(0)
+    assert trace.update(event("warning", message="a task is cut")), "as progress"
+    assert trace.warnings == ["a task is cut"]
+
+
 @pytest.mark.parametrize("kinds", [("terminated", "error"), ("error", "terminated"), ("done", "error")])
 def test_the_first_final_event_counts(kinds: tuple[str, str]) -> None:
     trace = Trace(0)
