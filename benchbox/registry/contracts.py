@@ -75,8 +75,8 @@ class BatchSpec:
     horizon: int
     first_action: int = 0  # frame of the chunk's first action, counted from the current one: 0, or negative for earlier ones
     history: int = 1
-    prompt_tokens: int
-    text_vocab: int
+    prompt_tokens: int = 0
+    text_vocab: int = 259  # of the tokenizer of bytes
     state_in_prompt: bool = False
     state_bins: int = 256
     lowest_bin: int = -1  # of state values below the first bin: -1 in openpi and LeRobot, 0 in OpenTau
@@ -131,7 +131,12 @@ class BatchSpec:
 
     def fields(self, *, acting: bool = False) -> tuple[str, ...]:
         """Return the keys of a batch of this spec; with `acting`, those that are available before acting."""
-        texts = {"prompt": 1, "response": self.response_tokens, "memory": self.memory_tokens, "metadata": self.metadata[1]}
+        texts = {
+            "prompt": self.prompt_tokens,
+            "response": self.response_tokens,
+            "memory": self.memory_tokens,
+            "metadata": self.metadata[1],
+        }
         inputs = [
             *("images", "image_mask", "state", "history_mask", "action_dim_mask", "noise", "dataset_index"),
             *(f"{text}_{part}" for text, length in texts.items() if length for part in ("tokens", "mask")),

@@ -57,7 +57,7 @@ class FrameTexts:
         self._metadata_fields = [name for name in dataset.texts if name.startswith(METADATA)][: spec.metadata[0]]
         self._longest_inputs = self._find_longest_inputs()
         self._task_room = spec.prompt_tokens - sum(map(len, prompt_without_task(self._tokenizer, spec, *self._longest_inputs)))
-        if self._task_room < 0:
+        if spec.prompt_tokens and self._task_room < 0:
             message = (
                 f"{dataset.root}: prompt_tokens is {spec.prompt_tokens}, and the prompt takes up to "
                 f"{spec.prompt_tokens - self._task_room} without its task{self._describe_longest_inputs()}"
@@ -75,12 +75,12 @@ class FrameTexts:
             DataError: the dataset is damaged.
         """
         spec, dataset, frames = self._spec, self._dataset, range(start, start + len(bins))
-        texts = {
-            "prompt": [
+        texts = {}
+        if spec.prompt_tokens:
+            texts["prompt"] = [
                 self._encode_prompt(dataset.task(frame), state, self._past_memory(frame))
                 for frame, state in zip(frames, bins, strict=True)
             ]
-        }
         if spec.response_tokens:
             length, template = spec.response_tokens, spec.response_template
             texts[RESPONSE] = [self._encode_target(dataset.text(RESPONSE, frame), length, template) for frame in frames]
@@ -91,13 +91,13 @@ class FrameTexts:
         return texts
 
     def describe_cut_tasks(self) -> str | None:
-        """Return a line on the tasks that do not fit into a prompt whole, with the remedy; None if all of them do.
+        """Return a line on the tasks that do not fit into a prompt whole, with the remedy; None if all do, or none is read.
 
         Prompts are those with the longest state and memory that a frame may have.
         """
         spec, tokenizer, tasks = self._spec, self._tokenizer, self._dataset.tasks
         lengths = {task: len(whole_prompt(tokenizer, spec, task, *self._longest_inputs)) for task in tasks}
-        cut = [task for task, length in lengths.items() if length > spec.prompt_tokens]
+        cut = [task for task, length in lengths.items() if 0 < spec.prompt_tokens < length]
         if not cut:
             return None
         longest = max(cut, key=lengths.__getitem__)

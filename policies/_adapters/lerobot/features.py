@@ -71,7 +71,7 @@ class Features:
             history=config.n_obs_steps,
             state_normalisation=cast("NormalisationMode", _MODES[modes["STATE"].name]),
             action_normalisation=cast("NormalisationMode", _MODES[modes["ACTION"].name]),
-            **{"prompt_tokens": 32, "text_vocab": 259} | prompt,
+            **prompt,
         )
 
     def inputs(self, batch: Batch, *, single: bool = True, by_imagenet: bool = False) -> dict[str, Tensor]:

@@ -69,6 +69,16 @@ def test_tasks_that_are_cut_are_counted_and_the_longest_is_named_once_per_datase
     )
 
 
+def test_a_policy_that_reads_no_prompt_gets_none_and_no_task_is_cut_for_it(bare_spec, tmp_path):
+    spec = replace(bare_spec, state_in_prompt=False, prompt_tokens=0)
+    root = write_tasks(tmp_path / "data", "a" * 46, "b" * 470)
+    samples = mixture(spec, root)
+    assert describe_cut_tasks(samples) == []
+    for sample in (samples.sample(0, 0), SyntheticSamples(spec, 0).sample(0, 0)):
+        assert not {"prompt_tokens", "prompt_mask"} & {*sample, *spec.fields()}
+        assert set(spec.fields()) == set(sample)
+
+
 def test_different_tasks_with_the_same_tokens_are_counted(bare_spec, tmp_path):
     spec = replace(bare_spec, state_in_prompt=False, prompt_tokens=48)
     spelling = SHARED.replace(" ", "_") + "stove"  # of the same words
