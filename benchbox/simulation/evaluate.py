@@ -69,6 +69,8 @@ def evaluate(
         UnsupportedError: the policy does not act, or was trained on other data than one LeRobot dataset.
         DataError: the checkpoint or its dataset is missing or damaged.
         RecordError: the manifest of the checkpoint is damaged.
+        NonFiniteError: the policy predicts an action that is not finite.
+        SimulationError: an environment failed.
     """
     checkpoint = find_checkpoint(checkpoint)
     manifest = read_manifest(checkpoint)

@@ -45,3 +45,13 @@ class FailingEnvironment(ToyEnvironment):
 
     def step(self, action: np.ndarray) -> tuple[bool, bool]:
         raise ValueError(f"no action like {len(action)} numbers")
+
+
+class DivergingEnvironment(ToyEnvironment):
+    """Has a state that is not finite after its second action."""
+
+    def step(self, action: np.ndarray) -> tuple[bool, bool]:
+        result = super().step(action)
+        if self._steps == 2:
+            self._state = np.array([0, 0, np.nan, 0], np.float32)
+        return result

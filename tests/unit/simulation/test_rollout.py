@@ -18,7 +18,7 @@ import torch
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.data.samples.windows import DatasetSamples
-from benchbox.errors import ConfigurationError
+from benchbox.errors import EXIT_CELL_FAILED, ConfigurationError, NonFiniteError
 from benchbox.simulation.environment import EnvironmentFrame, find_factory
 from benchbox.simulation.live import LiveInputs, open_inputs
 from benchbox.simulation.metaworld import MetaWorld
@@ -27,7 +27,7 @@ from benchbox.simulation.rollout import EpisodeResult, run_episodes
 from benchbox.simulation.videos import write_video
 from benchbox.spec.cell import DataSpec
 from tests.support.policy_batches import build
-from tests.support.toy_environment import MAX_STEPS, FailingEnvironment, ToyEnvironment
+from tests.support.toy_environment import MAX_STEPS, DivergingEnvironment, FailingEnvironment, ToyEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,6 +147,47 @@ def test_the_inputs_of_a_frame_are_those_of_the_same_frame_in_training() -> None
 def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -> None:
     with pytest.raises(SimulationError, match="ValueError: no action like 4 numbers"):
         rollout(inputs, count_up, factory=FailingEnvironment)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_action_that_is_not_finite_ends_the_evaluation_with_seed_and_step(inputs: LiveInputs, value: float) -> None:
+    """Meta-World clips an infinite one, and executes it."""
+
+    chunks = []
+
+    def act(batch: Batch) -> Tensor:
+        chunks.append(count_up(batch).clone())
+        if len(chunks) == 2:
+            chunks[-1][:, 2, 1] = value
+        return chunks[-1]
+
+    with pytest.raises(NonFiniteError, match=r"^episode of seed 9, step 7: the action .* is not finite; .*$") as raised:
+        rollout(inputs, act, count=1, seeds=[9])
+    assert raised.value.exit_code == EXIT_CELL_FAILED
+
+
+def test_actions_that_are_not_executed_may_be_anything(inputs: LiveInputs) -> None:
+    """As are dimensions that the dataset lacks, and what follows in the chunk."""
+
+    def act(batch: Batch) -> Tensor:
+        actions = torch.full((len(batch["state"]), HORIZON, 32), torch.nan)
+        actions[:, :EXECUTE, :4] = 0
+        return actions
+
+    (result,) = rollout(inputs, act, count=1, seeds=[5])
+    assert result.solved
+
+
+@pytest.mark.parametrize("filmed", [0, 1])
+def test_a_state_that_is_not_finite_is_the_error_of_the_environment(inputs: LiveInputs, filmed: int) -> None:
+    with pytest.raises(SimulationError, match=r"^episode of seed 7, after step 4: the state that the environment returns"):
+        rollout(inputs, count_up, count=1, seeds=[7], factory=DivergingEnvironment, filmed=filmed)
+
+
+def test_the_frame_that_is_not_finite_is_named_where_the_policy_has_a_memory() -> None:
+    inputs = open_inputs(DataSpec(), build("pi05_mem", "tiny").batch_spec(), seed=0)
+    with pytest.raises(SimulationError, match=r"^episode of seed 7, after step 2: the state"):
+        rollout(inputs, count_up, count=1, seeds=[7], factory=DivergingEnvironment)
 
 
 @pytest.mark.parametrize("name", ["reach-v3", "tests.support.toy_environment:Missing", "no_such_module:factory"])
