@@ -1,4 +1,4 @@
-"""Digests of the data that a training draws from, by which a resumed training knows that they are still the same."""
+"""Digests of the data that a training draws from, by which a resumed training or a validation knows that they are the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.mixture import MixtureSamples
+from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from benchbox.data.format.metadata import Statistics
     from benchbox.data.samples.mixture import MixtureDataset
@@ -73,6 +75,22 @@ def data_differences(saved: Sequence[Mapping[str, Any]], current: Sequence[Mappi
                 f"{then[key]:,} {_COUNTS[key]} then, {now[key]:,} now" if key in _COUNTS else f"{_CONTENTS[key]} have changed"
             )
             yield f"{now['dataset']}: {text}"
+
+
+def check_unchanged(
+    checkpoint: Path, saved: Sequence[Mapping[str, Any]] | None, current: Sequence[Mapping[str, Any]], hint: str
+) -> None:
+    """Check that datasets are those that a checkpoint was trained on. One that states no digests is not checked.
+
+    Args:
+        saved: the digests that the checkpoint states.
+        hint: what to do where they have changed.
+
+    Raises:
+        ConfigurationError: one of them has changed, naming what differs.
+    """
+    if saved is not None and (differences := list(data_differences(saved, current))):
+        raise ConfigurationError([Problem(str(checkpoint), f"other data: {line}", hint) for line in differences])
 
 
 def _digest(member: MixtureDataset, statistics: Statistics) -> DatasetDigest:
