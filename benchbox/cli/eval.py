@@ -74,7 +74,7 @@ def evaluate_checkpoint(
     kind = ("-averages" if averages else "") + ("" if dtype is ExportDtype.float32 else f"-{dtype.value}")
     folder = out or checkpoint.parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}{kind}-{checkpoint.name}"
     check_folder(folder)
-    record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode)
+    record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode, _print_warning)
     rate = record["success_rate"]
     print(
         f"{env}: solved {rate['solved']} of {rate['episodes']} episodes, {rate['rate']:.0%}"
@@ -85,3 +85,7 @@ def evaluate_checkpoint(
 
 def _print_episode(result: "EpisodeResult") -> None:
     print(f"seed {result.seed}: {'solved' if result.solved else 'not solved'} after {result.steps} actions", flush=True)
+
+
+def _print_warning(line: str) -> None:
+    print(f"warning: {line}", flush=True)

@@ -18,6 +18,7 @@ from benchbox.registry.contracts import Axes
 from benchbox.session.construction import construct_policy
 from benchbox.simulation.environment import find_factory
 from benchbox.simulation.live import open_inputs
+from benchbox.simulation.observations import unknown_task
 from benchbox.simulation.processes import EnvironmentProcess
 from benchbox.simulation.rollout import run_episodes
 from benchbox.simulation.videos import write_stills, write_video
@@ -61,11 +62,17 @@ def evaluate(
     out: Path,
     policy_dirs: Sequence[Path] = (),
     report: Callable[[EpisodeResult], None] = lambda _: None,
+    warn: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Run the episodes, and write `evaluation.json`, `videos/` and `stills/` into `out`; return the record.
 
+    Args:
+        report: called with the result of every episode as it appears.
+        warn: called with a line before the first episode, if the policy was not trained on the task of the environment.
+
     Raises:
-        ConfigurationError: there is no such environment, or the settings do not fit the policy.
+        ConfigurationError: there is no such environment, its observations are not like those of the dataset, or the settings do
+            not fit the policy.
         UnsupportedError: the policy does not act, or was trained on other data than one LeRobot dataset.
         DataError: the checkpoint or its dataset is missing or damaged.
         RecordError: the manifest of the checkpoint is damaged.
@@ -87,6 +94,9 @@ def evaluate(
             stack.enter_context(closing(EnvironmentProcess(factory, inputs.cameras, inputs.image_size, inputs.dataset.fps)))
             for _ in range(count)
         ]
+        task, limit = environments[0].task, environments[0].max_steps
+        if (line := unknown_task(task, inputs)) is not None:
+            warn(line)
         policy = load_policy(checkpoint, policy_dirs, averages=settings.averages)
         assert isinstance(policy, nn.Module)
         policy.to(_DTYPES[settings.dtype])
@@ -105,7 +115,6 @@ def evaluate(
             filmed=settings.videos,
             report=report,
         )
-        task, limit = environments[0].task, environments[0].max_steps
     solved = sum(result.solved for result in results)
     low, high = wilson_interval(solved, len(results))
     record = {
@@ -114,6 +123,7 @@ def evaluate(
         "checkpoint": {"name": checkpoint.resolve().name, "steps": manifest.steps, "cell": cell.to_dict()},
         "env": settings.env,
         "task": task,
+        "task_in_dataset": line is None,
         "cameras": list(inputs.cameras),
         "frames_per_s": inputs.dataset.fps,
         "horizon": spec.horizon,

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from benchbox.errors import NonFiniteError
-from benchbox.simulation.processes import SimulationError
+from benchbox.simulation.observations import check_observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Batch
-    from benchbox.simulation.environment import EnvironmentFrame
     from benchbox.simulation.live import EpisodeInputs, LiveInputs
     from benchbox.simulation.processes import Advance, EnvironmentProcess
 
@@ -69,6 +68,7 @@ def run_episodes(
 
     Raises:
         NonFiniteError: the policy predicts an action that is not finite.
+        ConfigurationError: the observations of an environment are not like those of the dataset.
         SimulationError: an environment failed, or a state that it returned is not finite.
     """
     results: list[EpisodeResult] = []
@@ -114,7 +114,8 @@ def _observe(episode: _RunningEpisode, progress: Advance, inputs: LiveInputs) ->
     # A filmed episode has frames that another has not. The noise of actions depends on the number of frames that are kept.
     observations = progress.observations if inputs.spec.history > 1 else progress.observations[-1:]
     episode.result.steps += progress.steps
-    _check_states(observations, episode.result)
+    for steps, observation in enumerate(observations, start=episode.result.steps - len(observations) + 1):
+        check_observation(observation, inputs, f"episode of seed {episode.result.seed}, after step {steps}")
     episode.inputs.append(observations)
     episode.result.solved |= progress.solved
     if episode.is_filmed and inputs.cameras:
@@ -129,13 +130,3 @@ def _check_actions(actions: np.ndarray, result: EpisodeResult) -> None:
             f"episode of seed {result.seed}, step {result.steps + int(finite.argmin()) + 1}: the action that the policy "
             "predicts is not finite; evaluate an earlier checkpoint, or act in float32"
         )
-
-
-def _check_states(observations: Sequence[EnvironmentFrame], result: EpisodeResult) -> None:
-    """Raise SimulationError where a state is not finite. The last of the observations is after the steps of the result."""
-    for steps, observation in enumerate(observations, start=result.steps - len(observations) + 1):
-        if not np.isfinite(observation.state).all():
-            raise SimulationError(
-                f"episode of seed {result.seed}, after step {steps}: the state that the environment returns is not finite; "
-                "correct the environment"
-            )

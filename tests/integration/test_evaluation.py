@@ -75,6 +75,8 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert record["success_rate"]["solved"] == 10
     assert record["success_rate"]["low"] == pytest.approx(0.552, abs=1e-3)
     assert (record["checkpoint"]["steps"], record["execute"], record["horizon"]) == (7, 5, 10)
+    assert record["task_in_dataset"] is False
+    assert output.startswith("warning: the task 'add' of the environment is none of the 2 in ")
     assert "solved 10 of 12 episodes, 83% (95% interval 55% to 95%)" in output
     assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["episode-0000.mp4", "episode-0001.mp4"]
     page = (tmp_path / "evaluation.html").read_text()
@@ -143,6 +145,7 @@ def test_a_policy_acts_in_meta_world(checkpoint: Path, tmp_path: Path) -> None:
     evaluate(checkpoint, "metaworld/reach-v3", tmp_path, "--episodes", "1", "--max-steps", "10", "--videos", "1")
     record = json.loads((tmp_path / "evaluation.json").read_text())
     (episode,) = record["episodes"]
+    assert record["task_in_dataset"] is True
     assert (record["task"], record["max_steps"], episode["solved"] or episode["steps"] == 10) == ("reach", 10, True)
     assert len(episode["stills"]) == 4
 

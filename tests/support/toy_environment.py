@@ -55,3 +55,11 @@ class DivergingEnvironment(ToyEnvironment):
         if self._steps == 2:
             self._state = np.array([0, 0, np.nan, 0], np.float32)
         return result
+
+
+class UnequalEnvironment(ToyEnvironment):
+    """Has images of 16 x 20 pixels of every camera but the first, whatever it is asked for."""
+
+    def observe(self) -> EnvironmentFrame:
+        frame = super().observe()
+        return frame._replace(images=frame.images | dict.fromkeys(self._cameras[1:], np.zeros((16, 20, 3), np.uint8)))

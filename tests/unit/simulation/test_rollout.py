@@ -22,12 +22,21 @@ from benchbox.errors import EXIT_CELL_FAILED, ConfigurationError, NonFiniteError
 from benchbox.simulation.environment import EnvironmentFrame, find_factory
 from benchbox.simulation.live import LiveInputs, open_inputs
 from benchbox.simulation.metaworld import MetaWorld
+from benchbox.simulation.observations import unknown_task
 from benchbox.simulation.processes import EnvironmentProcess, SimulationError
 from benchbox.simulation.rollout import EpisodeResult, run_episodes
 from benchbox.simulation.videos import write_video
 from benchbox.spec.cell import DataSpec
+from benchbox.spec.datasets import DatasetSpec
+from tests.support.datasets import write_robot
 from tests.support.policy_batches import build
-from tests.support.toy_environment import MAX_STEPS, DivergingEnvironment, FailingEnvironment, ToyEnvironment
+from tests.support.toy_environment import (
+    MAX_STEPS,
+    DivergingEnvironment,
+    FailingEnvironment,
+    ToyEnvironment,
+    UnequalEnvironment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,6 +151,49 @@ def test_the_inputs_of_a_frame_are_those_of_the_same_frame_in_training() -> None
     assert "action" not in row
     texts = ("response_tokens", "response_mask")  # nobody writes a response while the policy acts
     assert [name for name in row if name not in texts and not torch.equal(row[name], expected[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state": np.zeros(3)}, r"the state that the environment returns has shape \(3,\), and .* has 4 numbers; name"),
+        ({"state": np.zeros((1, 4))}, r"the state that the environment returns has shape \(1, 4\), and .* has 4 numbers; name"),
+        ({"images": {"left": None}}, "the environment returns images of left, and the policy was trained with corner; return"),
+        ({"images": {}}, "the environment returns images of no camera, and the policy was trained with corner; return"),
+        (
+            {"images": {"corner": np.zeros((64, 48, 3), np.uint8)}},
+            r"the image of camera corner has shape \(64, 48, 3\) and dtype uint8; return .*: \(64, 64, 3\), uint8",
+        ),
+        ({"images": {"corner": np.zeros((64, 64, 3))}}, "and dtype float64; return images as they are in"),
+    ],
+)
+def test_observations_that_are_not_like_the_datasets_are_refused(
+    inputs: LiveInputs, changes: dict[str, Any], message: str
+) -> None:
+    """Padding, normalisation and resizing would make inputs of them on which no policy was trained."""
+
+    class Changed(ToyEnvironment):
+        def observe(self) -> EnvironmentFrame:
+            return super().observe()._replace(**changes)
+
+    with pytest.raises(ConfigurationError, match=f"^--env: .*{message}"):
+        rollout(inputs, count_up, count=1, seeds=[0], factory=Changed)
+
+
+def test_each_camera_has_the_size_that_it_has_in_the_dataset(tmp_path: Path) -> None:
+    root = write_robot(tmp_path / "a", cameras={"top": (16, 16), "wrist": (16, 20)}, state=4, action=4)
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(root)),))
+    inputs = open_inputs(data, build("pi05", "tiny_flow", cams=2).batch_spec(), seed=0)
+    (result,) = rollout(inputs, count_up, count=1, seeds=[0], factory=UnequalEnvironment)
+    assert result.solved
+    with pytest.raises(ConfigurationError, match=r"camera wrist has shape \(16, 16, 3\) .*: \(16, 20, 3\), uint8"):
+        rollout(inputs, count_up, count=1, seeds=[0])
+
+
+def test_a_task_that_the_dataset_lacks_is_stated(inputs: LiveInputs) -> None:
+    assert unknown_task("door open", inputs) is None
+    line = f"the task 'add' of the environment is none of the 2 in {inputs.dataset.root}: 'reach', 'door open'"
+    assert unknown_task("add", inputs) == line
 
 
 def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -> None:
