@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
+from benchbox.data.samples.digest import check_unchanged, digest_statistics
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
@@ -71,8 +72,8 @@ def evaluate(
         warn: called with a line before the first episode, if the policy was not trained on the task of the environment.
 
     Raises:
-        ConfigurationError: there is no such environment, its observations are not like those of the dataset, or the settings do
-            not fit the policy.
+        ConfigurationError: there is no such environment, its observations are not like those of the dataset, the settings do
+            not fit the policy, or the statistics by which the state is written into its prompt have changed.
         UnsupportedError: the policy does not act, or was trained on other data than one LeRobot dataset.
         DataError: the checkpoint or its dataset is missing or damaged.
         RecordError: the manifest of the checkpoint is damaged.
@@ -88,6 +89,10 @@ def evaluate(
     if not 1 <= execute <= spec.horizon:
         raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.horizon}"))
     inputs = open_inputs(cell.data, spec, cell.seed)
+    if spec.state_in_prompt:  # what normalises otherwise is in the checkpoint
+        digest = digest_statistics(str(inputs.dataset.root), inputs.dataset.statistics)
+        hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
+        check_unchanged(checkpoint, manifest.data, [digest], hint)
     count = min(settings.environments, settings.episodes)
     with ExitStack() as stack:
         environments = [  # forked before the first forward pass starts threads

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.data import open_dataset
+from benchbox.data.loading.loader import open_samples
 from benchbox.data.sample import sample_path
+from benchbox.data.samples.digest import digest_datasets
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
@@ -21,9 +23,12 @@ from benchbox.report.evaluation import _row
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
 from benchbox.simulation.rollout import run_episodes
-from benchbox.spec.cell import Cell
+from benchbox.spec.cell import Cell, DataSpec
+from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.train import CheckpointSection
+from benchbox.store.files import read_json, write_json
 from benchbox.trainer.checkpoint import CheckpointManager, load_policy
+from tests.support.datasets import write_robot
 from tests.support.foreign import write_adapted_policy
 from tests.support.policy_batches import build
 
@@ -132,6 +137,35 @@ def test_the_seeds_the_limit_and_the_executed_actions_are_those_of_the_options(
 def test_averages_act_on_request_and_are_refused_where_a_checkpoint_has_none(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no averages of the weights"):
         evaluate(checkpoint, TOY, tmp_path, "--episodes", "1", "--videos", "0", "--ema")
+
+
+@pytest.mark.parametrize(("policy", "size"), [("pi05", "tiny_flow"), ("pi0", "tiny")])
+def test_a_prompt_is_not_written_with_statistics_that_have_changed(policy: str, size: str, tmp_path: Path) -> None:
+    """A policy that reads the state in its prompt would see other numbers. What normalises pi0's state is in its checkpoint."""
+    root = tmp_path / "robot"
+    robot = {"cameras": {"top": (16, 16)}, "state": 4, "action": 4}
+    write_robot(root, **robot)
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(root)),), workers=0)
+    cell = Cell(policy=policy, size=size, backend="single", world_size=1, batch=1, data=data)
+    module = build(policy, size)
+    samples = open_samples(data, module.batch_spec(), cell.seed)
+    session = build_session(cell, module, samples.statistics)
+    saved = CheckpointManager(
+        tmp_path / "training", cell, CheckpointSection(background=False), data=digest_datasets(samples)
+    ).save(session, 1)
+    options = ("--episodes", "1", "--videos", "0", "--execute", "5")
+    evaluate(saved, TOY, tmp_path / "before", *options)
+    shutil.rmtree(root)
+    write_robot(root, **robot, scale=2.0)
+    if policy == "pi0":
+        evaluate(saved, TOY, tmp_path / "after", *options)
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        evaluate(saved, TOY, tmp_path / "after", *options)
+    hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
+    assert str(refused.value) == f"{saved}: other data: {root}: the statistics of state and action have changed; {hint}"
+    write_json(saved / "checkpoint.json", read_json(saved / "checkpoint.json") | {"data": None})
+    evaluate(saved, TOY, tmp_path / "after", *options)
 
 
 def test_more_actions_than_a_chunk_has_are_refused(checkpoint: Path, tmp_path: Path) -> None:

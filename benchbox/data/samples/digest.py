@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.errors import ConfigurationError, Problem
@@ -75,6 +76,12 @@ def data_differences(saved: Sequence[Mapping[str, Any]], current: Sequence[Mappi
                 f"{then[key]:,} {_COUNTS[key]} then, {now[key]:,} now" if key in _COUNTS else f"{_CONTENTS[key]} have changed"
             )
             yield f"{now['dataset']}: {text}"
+
+
+def digest_statistics(dataset: str, statistics: Statistics) -> dict[str, Any]:
+    """Return the digest of the statistics of a dataset alone, to compare with that of a checkpoint."""
+    of_vectors = {name: statistics.get(name, {}) for name in (STATE, ACTION)}
+    return {"dataset": dataset, "statistics_sha256": _sha256(_statistics_text(of_vectors).encode())}
 
 
 def check_unchanged(
