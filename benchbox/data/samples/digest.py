@@ -122,8 +122,12 @@ def _statistics_text(statistics: Statistics) -> str:
     lines = []
     for feature, values in sorted(statistics.items()):
         for name in sorted(_NORMALISING & values.keys()):
-            numbers = np.asarray(values[name], dtype=np.float64).ravel()
-            lines.append(f"{feature} {name} {' '.join(f'{number:.{_DIGITS}g}' for number in numbers)}")
+            try:
+                numbers = np.asarray(values[name], dtype=np.float64).ravel()
+            except (TypeError, ValueError):  # damaged: an error where it is used, which this policy may not do
+                lines.append(f"{feature} {name} {values[name]!r}")
+            else:
+                lines.append(f"{feature} {name} {' '.join(f'{number:.{_DIGITS}g}' for number in numbers)}")
     return "\n".join(lines)
 
 
