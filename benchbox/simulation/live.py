@@ -80,7 +80,7 @@ class LiveInputs:
     dataset: LeRobotDataset
     spec: BatchSpec
     tokenizer: Path | None
-    seed: int  # of the noise that actions are denoised from
+    seed: int  # of the training: with that of an episode, it determines the noise that actions are denoised from
 
     @property
     def cameras(self) -> tuple[str, ...]:

@@ -128,5 +128,5 @@ def _check_actions(actions: np.ndarray, result: EpisodeResult) -> None:
     if not finite.all():
         raise NonFiniteError(
             f"episode of seed {result.seed}, step {result.steps + int(finite.argmin()) + 1}: the action that the policy "
-            "predicts is not finite; evaluate an earlier checkpoint, or act in float32"
+            "predicts is not finite; evaluate an earlier checkpoint"
         )

@@ -219,7 +219,7 @@ def test_an_action_that_is_not_finite_ends_the_evaluation_with_seed_and_step(inp
 
 
 def test_actions_that_are_not_executed_may_be_anything(inputs: LiveInputs) -> None:
-    """As are dimensions that the dataset lacks, and what follows in the chunk."""
+    """Dimensions that the dataset lacks, and what follows in the chunk."""
 
     def act(batch: Batch) -> Tensor:
         actions = torch.full((len(batch["state"]), HORIZON, 32), torch.nan)

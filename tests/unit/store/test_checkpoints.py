@@ -182,7 +182,7 @@ def test_without_a_link_a_checkpoint_is_published_with_a_warning_and_the_newest_
 
 
 def test_the_newest_checkpoint_is_found_where_the_link_has_become_a_folder(tmp_path: Path) -> None:
-    """As in a copy of a training that followed links, and then went on: no later checkpoint replaces that folder."""
+    """A copy of a training may follow links, and then go on: no later checkpoint replaces that folder."""
     save_checkpoint(tmp_path / "training/checkpoints", 1)
     folder = shutil.copytree(tmp_path / "training", tmp_path / "copy") / "checkpoints"
     assert not (folder / "latest").is_symlink()

@@ -150,7 +150,7 @@ def test_episodes_that_were_trained_on_are_not_held_out_after_the_dataset_has_gr
 
 
 def test_all_episodes_of_data_that_have_changed_are_validated_with_a_warning(saved: Path, tmp_path: Path) -> None:
-    """As are other data, if the policy has learned FAST tokens of those that have changed."""
+    """So are other data, if the policy has learned FAST tokens of those that have changed."""
     root = saved.parent / "robot"
     other = write_robot(tmp_path / "other", cameras={"top": (16, 16)}, lengths=(5, 5))
     for options in ((), ("--data", str(root)), ("--data", str(other))):
