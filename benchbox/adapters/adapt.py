@@ -47,7 +47,8 @@ def adapt(
             both. Other buffers keep their dtype.
         attention: `attention(module, kernel)` switches the attention kernel. Models of transformers switch by themselves.
         work: the formula of the FLOPs by tower. Without one, FLOPs are as torch counts them.
-        act: `act(module, batch)`, normalised actions (B, N, A). Without one, the policy does not act.
+        act: `act(module, batch)`, normalised actions (B, N, A) from the current frame on; N is the spec's `acting_horizon`.
+            Without one, the policy does not act.
 
     Raises:
         ConfigurationError: an argument is of the wrong form.

@@ -9,8 +9,8 @@ for (a size of 0, False) is not in it; what it asks for and the data has not is 
 | `image_mask` | (B, T, C) bool | which of them are not padding |
 | `state` | (B, T, S) float32 | raw units, zero-padded to `state_dim` |
 | `history_mask` | (B, T) bool | which of the T steps lie within the episode; the last always does |
-| `action` | (B, N, A) float32 | raw units, zero-padded to `action_dim`; N = `horizon` |
-| `action_is_pad` | (B, N) bool | steps past the end of the episode |
+| `action` | (B, N, A) float32 | raw units, zero-padded to `action_dim`; N = `horizon`, from frame `first_action` on |
+| `action_is_pad` | (B, N) bool | steps before the start or past the end of the episode |
 | `action_dim_mask` | (B, A) bool | which action dimensions the dataset has |
 | `prompt_tokens`, `prompt_mask` | (B, P) int64, bool | task, with the binned state or the past memory where the spec asks |
 | `response_tokens`, `response_mask` | (B, R) int64, bool | the subtask in words; masked where the data has none |
@@ -73,6 +73,7 @@ class BatchSpec:
     state_dim: int
     action_dim: int
     horizon: int
+    first_action: int = 0  # frame of the chunk's first action, counted from the current one: 0, or negative for earlier ones
     history: int = 1
     prompt_tokens: int
     text_vocab: int
@@ -105,6 +106,14 @@ class BatchSpec:
         if "cameras" in self.trimmable and self.latent_shape:
             message = "has cameras, and latent_shape does not say which columns of latent_noise are of cameras"
             raise ConfigurationError(Problem("BatchSpec.trimmable", message, "leave cameras out of it"))
+        if not -self.horizon < self.first_action <= 0:
+            message = f"is {self.first_action}, and a chunk of {self.horizon} actions must have that of the current frame"
+            raise ConfigurationError(Problem("BatchSpec.first_action", message, f"write a number from {1 - self.horizon} to 0"))
+
+    @property
+    def acting_horizon(self) -> int:
+        """Number of actions that a policy acts: those of a chunk from the current frame on."""
+        return self.horizon + self.first_action
 
     @property
     def part_sizes(self) -> dict[Trimmable, int]:
@@ -224,7 +233,9 @@ class Policy(Protocol):
         """
 
     def select_actions(self, batch: Batch) -> Tensor:
-        """Denoise actions (B, N, A), in raw units, from the first `noise` of the batch.
+        """Denoise actions (B, N, A), in raw units, from the first `noise` of the batch; N = `acting_horizon`.
+
+        The first action is that of the current frame, also where the chunks of the policy begin before it.
 
         Only the keys that are available before acting are read: no `action`, no FAST tokens, no future. Through a wrapper call
         `policy(batch, act=True)`, so that sharding hooks fire.

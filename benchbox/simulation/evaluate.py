@@ -85,9 +85,9 @@ def evaluate(
     cell, factory = Cell.from_dict(manifest.cell), find_factory(settings.env)
     axes = Axes(cams=cell.cams, attention=cell.attention, mode=cell.data.mode)
     spec = construct_policy(cell, axes, torch.device("cpu"), policy_dirs).batch_spec()
-    execute = spec.horizon if settings.execute is None else settings.execute
-    if not 1 <= execute <= spec.horizon:
-        raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.horizon}"))
+    execute = spec.acting_horizon if settings.execute is None else settings.execute
+    if not 1 <= execute <= spec.acting_horizon:
+        raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.acting_horizon}"))
     inputs = open_inputs(cell.data, spec, cell.seed)
     if spec.state_in_prompt:  # what normalises otherwise is in the checkpoint
         digest = digest_statistics(str(inputs.dataset.root), inputs.dataset.statistics)
@@ -131,7 +131,7 @@ def evaluate(
         "task_in_dataset": line is None,
         "cameras": list(inputs.cameras),
         "frames_per_s": inputs.dataset.fps,
-        "horizon": spec.horizon,
+        "horizon": spec.acting_horizon,
         "execute": execute,
         "max_steps": limit if settings.max_steps is None else settings.max_steps,
         "environments": count,

@@ -91,16 +91,20 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
 
 
-def test_an_adapted_module_acts_with_the_attention_that_it_has(tmp_path: Path) -> None:
-    """It can switch to no other, nor be built on the meta device."""
-    write_adapted_policy(tmp_path / "policies")
+@pytest.mark.parametrize(("first_action", "acted"), [(0, 5), (-1, 4)])
+def test_an_adapted_module_acts_its_chunk_from_the_current_frame_on(tmp_path: Path, first_action: int, acted: int) -> None:
+    """It acts with the attention that it has; it can switch to no other, nor be built on the meta device."""
+    write_adapted_policy(tmp_path / "policies", first_action)
     cell = Cell(policy="adapted", size="tiny", backend="single", world_size=1, batch=1, attention="native")
     policy = build_policy("adapted", "tiny", Axes(attention="native"), [tmp_path / "policies"])
     session = build_session(cell, policy, [open_dataset(sample_path()).statistics])
     saved = CheckpointManager(tmp_path / "training", cell, CheckpointSection(background=False)).save(session, 1)
     folders = ("--policy-dir", str(tmp_path / "policies"))
     evaluate(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0", *folders)
-    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["horizon"] == 5
+    record = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert (record["horizon"], record["execute"]) == (acted, acted)
+    with pytest.raises(ConfigurationError, match=f"--execute: {acted + 1} actions of a chunk of {acted}"):
+        evaluate(saved, TOY, tmp_path / "refused", "--execute", str(acted + 1), *folders)
 
 
 def test_a_policy_acts_in_bfloat16_on_request(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from benchbox.registry.contracts import BatchSpec
 from torch import nn
 
 SPEC = BatchSpec(
-    cameras=1, image_size=(16, 16), state_dim=8, action_dim=8, horizon=5, prompt_tokens=4, text_vocab=259
+    cameras=1, image_size=(16, 16), state_dim=8, action_dim=8, horizon=5, first_action=FIRST, prompt_tokens=4, text_vocab=259
 )
 
 def build(preset, axes):
@@ -32,7 +32,7 @@ def build(preset, axes):
         spec=SPEC,
         batch=lambda batch: batch["state"][:, -1],
         loss=lambda output, batch: (output.view(-1, 5, 8) - batch["action"]).square().mean(),
-        act=lambda module, batch: module(batch["state"][:, -1]).view(-1, 5, 8),
+        act=lambda module, batch: module(batch["state"][:, -1]).view(-1, 5, 8)[:, -SPEC.acting_horizon :],
     )
 """
 
@@ -64,8 +64,12 @@ def batch_of(policy: Any, size: int = 2) -> dict[str, torch.Tensor]:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def write_adapted_policy(folder: Path) -> None:
-    """Write the policy `adapted` into a folder of policies: it reads datasets, acts, and cannot be built on the meta device."""
+def write_adapted_policy(folder: Path, first_action: int = 0) -> None:
+    """Write the policy `adapted` into a folder of policies: it reads datasets, acts, and cannot be built on the meta device.
+
+    Args:
+        first_action: of its chunks of 5 actions, counted from the current frame.
+    """
     (folder / "adapted").mkdir(parents=True)
-    (folder / "adapted" / "policy.py").write_text(ADAPTED)
+    (folder / "adapted" / "policy.py").write_text(ADAPTED.replace("FIRST", str(first_action)))
     (folder / "adapted" / "presets.yaml").write_text("tiny: {}\n")

@@ -49,8 +49,8 @@ class DatasetSamples:
     Cameras are the dataset's first `spec.cameras`, in the order `meta/info.json` lists them, or those of its membership in a
     mixture; missing ones are black and masked.
     History before the start of the episode is black and masked too, and repeats its first state. Actions past its end repeat
-    the last one and are marked in `action_is_pad`; future frames past its end repeat the last one and are masked in
-    `future_mask`.
+    the last one, and those before its start the first; both are marked in `action_is_pad`. Future frames past its end repeat
+    the last one and are masked in `future_mask`.
 
     Texts come from the dataset's text features: `response` (or LeRobot's subtask), `memory`, and fields of metadata, whose
     names begin with `metadata.`. An empty text is masked. If there is a response, the subgoal is the last frame of the
@@ -164,7 +164,7 @@ class DatasetSamples:
         return fields | draw_random_fields(spec, self.seed, epoch, range(*(self.membership.first + i for i in (start, stop))))
 
     def chunk(self, index: int) -> np.ndarray:
-        """Return the actions (N, D) from frame `index` on as a FAST tokenizer reads them: [min, max] is [-1, 1]."""
+        """Return the actions (N, D) of frame `index` as a FAST tokenizer reads them: [min, max] is [-1, 1]."""
         actions, _ = self._actions(self.dataset.episode_of(index), np.array([index]))
         return self._normalise_action(actions[0])
 
@@ -177,10 +177,11 @@ class DatasetSamples:
         return [tuple(row) for row in bins.tolist()]
 
     def _actions(self, episode: Episode, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the raw actions (n, N, D) from each frame on, and a mask (n, N) of those past the end of the episode."""
-        wanted = frames[:, None] + np.arange(self.spec.horizon)
-        start, stop = int(frames[0]), min(int(frames[-1]) + self.spec.horizon, episode.to_index)
-        return self.dataset.column(ACTION, start, stop)[wanted.clip(max=stop - 1) - start], wanted >= episode.to_index
+        """Return the raw actions (n, N, D) of the chunk of each frame, and a mask (n, N) of those outside the episode."""
+        wanted = frames[:, None] + self.spec.first_action + np.arange(self.spec.horizon)
+        within = wanted.clip(episode.from_index, episode.to_index - 1)
+        start, stop = int(within[0, 0]), int(within[-1, -1]) + 1
+        return self.dataset.column(ACTION, start, stop)[within - start], within != wanted
 
     def _normalise_action(self, action: np.ndarray) -> np.ndarray:
         offset, scale = self._action_affine

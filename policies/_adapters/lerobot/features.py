@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Batch, NormalisationMode
 
-STATE, ACTION, ACTION_IS_PAD = "observation.state", "action", "action_is_pad"
+STATE, IMAGES, ACTION, ACTION_IS_PAD = "observation.state", "observation.images", "action", "action_is_pad"
 TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
 # Further entries of batches, which lerobot's policies do not read themselves
 IMAGE_MASKS, ACTION_DIM_MASK, NOISE, TIME = "image_masks", "action_dim_mask", "noise", "time"
+# Red, green and blue, in lerobot the statistics of the images of every dataset, unless `use_imagenet_stats` is off
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MODES = {"IDENTITY": "identity", "MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
 
 
@@ -38,7 +40,7 @@ class Features:
 
     @property
     def camera_keys(self) -> list[str]:
-        return [f"observation.images.camera{index}" for index in range(self.cameras)]
+        return [f"{IMAGES}.camera{index}" for index in range(self.cameras)]
 
     def config(self, source: str, name: str, **settings: Any) -> Any:
         """Return the configuration of a policy, an instance of lerobot's class for it."""
@@ -65,22 +67,30 @@ class Features:
             state_dim=self.dims,
             action_dim=self.dims,
             horizon=len(config.action_delta_indices),
+            first_action=config.action_delta_indices[0],
             history=config.n_obs_steps,
             state_normalisation=cast("NormalisationMode", _MODES[modes["STATE"].name]),
             action_normalisation=cast("NormalisationMode", _MODES[modes["ACTION"].name]),
             **{"prompt_tokens": 32, "text_vocab": 259} | prompt,
         )
 
-    def inputs(self, batch: Batch, *, single: bool = True) -> dict[str, Tensor]:
-        """Return a batch under lerobot's names, images from 0 to 1.
+    def inputs(self, batch: Batch, *, single: bool = True, by_imagenet: bool = False) -> dict[str, Tensor]:
+        """Return a batch under lerobot's names. The first frame of an episode stands in the place of those before it.
 
         Args:
             single: only the current observation, whose tensors then have no dimension of time.
+            by_imagenet: whether images are normalised by the statistics of ImageNet. Else they are from 0 to 1.
         """
-        images = batch["images"].float() / 255  # (B, T, C, 3, H, W)
-        state = batch["state"]
+        images, state = batch["images"], batch["state"]
         if single:
             images, state = images[:, -1:], state[:, -1]
+        else:
+            images = _repeat_first(images, batch["history_mask"])
+        images = images.float() / 255  # (B, T, C, 3, H, W)
+        if by_imagenet:
+            # By channel: a tensor of statistics would be copied to the device in every step.
+            for channel, (mean, std) in enumerate(zip(_IMAGENET_MEAN, _IMAGENET_STD, strict=True)):
+                images.select(-3, channel).sub_(mean).div_(std)
         views = {key: images[:, 0, index] if single else images[:, :, index] for index, key in enumerate(self.camera_keys)}
         return {STATE: state} | views | {key: batch[key] for key in (ACTION, ACTION_IS_PAD) if key in batch}
 
@@ -99,6 +109,13 @@ class Features:
         """Denoise normalised actions (B, N, A) from the first noise of the batch."""
         actions: Tensor = policy.predict_action_chunk(self.language_inputs(batch), noise=batch["noise"][:, 0])
         return actions
+
+
+def _repeat_first(images: Tensor, within_episode: Tensor) -> Tensor:
+    """Replace the images (B, T, ...) of frames before an episode by those of its first frame, as (B, T) says."""
+    samples, steps = (torch.arange(size, device=images.device) for size in within_episode.shape)
+    first = within_episode.int().argmax(dim=1, keepdim=True)
+    return images[samples[:, None], torch.maximum(steps, first)]
 
 
 def mean_of_elements(elements: Tensor, mask: Tensor) -> Tensor:

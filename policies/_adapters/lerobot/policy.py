@@ -1,20 +1,27 @@
 """Policies of lerobot with random weights: `lerobot:act`, `lerobot:pi0`, `lerobot:smolvla`, ... Nothing is downloaded.
 
-Under ZeRO-3 with bfloat16 weights the first loss of the tiny ACT is 18.956, and 19.018 under the other backends. The cause is
-DeepSpeed's linear function: it rounds the product of a layer before it adds the bias. With that function put into DDP, the
-outputs of all modules are those of ZeRO-3 bit for bit, and without it (`memory_efficient_linear: false`) those of ZeRO-3 are
-those of DDP. In float32 the losses agree.
+Images are normalised as lerobot does by default: by the mean and deviation of ImageNet where `normalization_mapping` of a
+policy has MEAN_STD for them (ACT, diffusion), else they are from 0 to 1 (pi0, pi05, pi0-FAST, SmolVLA). Observations and
+actions are of the frames in lerobot's `observation_delta_indices` and `action_delta_indices`, with the first frame of an
+episode in the place of those before it.
+
+On the shipped dataset, the first loss of the tiny ACT under ZeRO-3 with bfloat16 weights is 16.190, and 16.285 under DDP. The
+cause is DeepSpeed's linear function: it rounds the product of a layer before it adds the bias. With that function put into DDP,
+the outputs of all modules are those of ZeRO-3 bit for bit, and without it (`memory_efficient_linear: false`) those of ZeRO-3
+are those of DDP. In float32 the losses agree.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 import benchbox
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 
-from .features import Features, import_lerobot
+from .features import IMAGES, Features, import_lerobot
 from .pi import NAMES, build_pi
 from .smolvla import build_smolvla
 
@@ -55,21 +62,31 @@ def _build_without_language(preset: Mapping[str, Any], axes: Axes, source: str) 
     features = Features(cameras=axes.cams, pixels=preset["pixels"], dims=preset["dims"])
     name = _WITHOUT_LANGUAGE[source]
     config = features.config(source, name, pretrained_backbone_weights=None, **preset["names"][source])
+    if source == "diffusion":
+        config.n_action_steps = config.horizon + 1 - config.n_obs_steps  # all from the current frame on
     policy_class = getattr(import_lerobot(f"lerobot.policies.{source}.modeling_{source}"), f"{name}Policy")
-    inputs = partial(_inputs, features, single=config.n_obs_steps == 1)
+    by_imagenet = config.normalization_mapping["VISUAL"].name == "MEAN_STD"
+    inputs = partial(features.inputs, single=config.n_obs_steps == 1, by_imagenet=by_imagenet)
     return benchbox.adapt(
         policy_class(config),
         loss=lambda output: output[0],
-        batch=inputs,
+        batch=lambda batch: (inputs(batch),),
         spec=features.spec(config),
-        act=_actor(inputs),
+        act=partial(_act, inputs),
         cast_buffers=_PRODUCTS_WITH_BUFFERS.get(source, ()),
     )
 
 
-def _inputs(features: Features, batch: Batch, *, single: bool) -> tuple[dict[str, Tensor]]:
-    return (features.inputs(batch, single=single),)
+def _act(inputs: Callable[[Batch], dict[str, Tensor]], module: Any, batch: Batch) -> Tensor:
+    """Return normalised actions (B, N, A) from the current frame on.
 
-
-def _actor(inputs: Callable[[Batch], tuple[dict[str, Tensor]]]) -> Callable[[Any, Batch], Tensor]:
-    return lambda module, batch: module.predict_action_chunk(*inputs(batch))
+    `predict_action_chunk` of lerobot 0.4's diffusion policy ignores the observations of a batch, and reads those that its
+    `select_action` has collected.
+    """
+    observation = inputs(batch)
+    if module.name == "diffusion":
+        images = torch.stack([observation[key] for key in module.config.image_features], dim=2)  # (B, T, C, 3, H, W)
+        actions = module.diffusion.generate_actions(observation | {IMAGES: images}, noise=batch["noise"][:, 0])
+    else:
+        actions = module.predict_action_chunk(observation)
+    return cast("Tensor", actions)

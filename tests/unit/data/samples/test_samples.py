@@ -52,6 +52,36 @@ def test_actions_past_the_end_of_an_episode_repeat_the_last_and_are_marked(sampl
     torch.testing.assert_close(sample["action"][:, 0], torch.tensor([1.1, 1.2, 1.2, 1.2, 1.2]))
 
 
+@pytest.mark.parametrize(
+    ("index", "actions", "outside"),
+    [
+        (0, [0.0, 0.0, 0.0, 0.1, 0.2], [True, True, False, False, False]),
+        (15, [1.4, 1.4, 1.5, 1.6, 1.7], [True, False, False, False, False]),  # the second frame of its episode
+        (12, [1.0, 1.1, 1.2, 1.2, 1.2], [False, False, False, True, True]),  # the last one of its episode
+    ],
+)
+def test_a_chunk_may_begin_before_the_current_frame_and_repeats_the_first_action_of_an_episode(
+    dataset_root, spec, index, actions, outside
+):
+    """Repeated actions are marked before the start of an episode as they are past its end, as in lerobot."""
+    sample = DatasetSamples(open_dataset(dataset_root), replace(spec, first_action=-2), seed=0).sample(0, index)
+    torch.testing.assert_close(sample["action"][:, 0], torch.tensor(actions))
+    assert sample["action_is_pad"].tolist() == outside
+
+
+@pytest.mark.parametrize("first", [1, -5])
+def test_a_chunk_without_the_action_of_the_current_frame_is_refused(spec, first):
+    with pytest.raises(ConfigurationError, match=rf"BatchSpec.first_action: is {first}, .* write a number from -4 to 0"):
+        replace(spec, first_action=first)
+
+
+def test_frames_of_an_episode_read_at_once_have_the_chunks_of_single_ones(dataset_root, spec):
+    samples = DatasetSamples(open_dataset(dataset_root), replace(spec, first_action=-2), seed=0)
+    rows = samples.samples(0, 14, 34)
+    for key in ("action", "action_is_pad"):
+        assert torch.equal(rows[key], torch.stack([samples.sample(0, index)[key] for index in range(14, 34)]))
+
+
 def test_dimensions_the_dataset_lacks_are_zero_and_masked(samples):
     sample = samples.sample(0, 5)
     assert sample["action_dim_mask"].tolist() == [True, True, False, False, False, False]
