@@ -83,7 +83,7 @@ class MismatchError(BenchboxError):
 
 
 class NonFiniteError(BenchboxError):
-    """A loss or gradient norm is NaN or infinite."""
+    """A loss, a gradient norm or an action of a policy is NaN or infinite."""
 
     exit_code = EXIT_CELL_FAILED
     status = "nan"

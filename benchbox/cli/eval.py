@@ -74,7 +74,7 @@ def evaluate_checkpoint(
     kind = ("-averages" if averages else "") + ("" if dtype is ExportDtype.float32 else f"-{dtype.value}")
     folder = out or checkpoint.parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}{kind}-{checkpoint.name}"
     check_folder(folder)
-    record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode, _print_note)
+    record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode, _print_warning)
     rate = record["success_rate"]
     print(
         f"{env}: solved {rate['solved']} of {rate['episodes']} episodes, {rate['rate']:.0%}"
@@ -87,5 +87,5 @@ def _print_episode(result: "EpisodeResult") -> None:
     print(f"seed {result.seed}: {'solved' if result.solved else 'not solved'} after {result.steps} actions", flush=True)
 
 
-def _print_note(text: str) -> None:
-    print(f"note: {text}", flush=True)
+def _print_warning(line: str) -> None:
+    print(f"warning: {line}", flush=True)

@@ -76,6 +76,8 @@ def _print_record(record: "Mapping[str, Any]") -> None:
     print(f"{record['samples']:,} samples of {record['episodes']} episodes in {record['seconds']:.1f} s")
     if "reason" in record:
         print(record["reason"])
+    for line in record.get("data_changes", ()):
+        print(f"warning: the data of the training have changed, perhaps also their statistics or FAST tokens: {line}")
     for group in record.get("groups", ()):
         mode = "" if group["control_mode"] == "unknown" else f", {group['control_mode']}"
         print(f"  {group['dataset']}{mode}: loss {group['loss']:.4f} of {group['samples']:,} samples")

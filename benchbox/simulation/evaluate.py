@@ -13,12 +13,14 @@ from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
 from benchbox.data.dataset.lerobot import RESPONSE
+from benchbox.data.samples.digest import check_unchanged, digest_statistics
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
 from benchbox.session.construction import construct_policy
 from benchbox.simulation.environment import find_factory
 from benchbox.simulation.live import open_inputs
+from benchbox.simulation.observations import unknown_task
 from benchbox.simulation.processes import EnvironmentProcess
 from benchbox.simulation.rollout import run_episodes
 from benchbox.simulation.videos import write_stills, write_video
@@ -62,19 +64,22 @@ def evaluate(
     out: Path,
     policy_dirs: Sequence[Path] = (),
     report: Callable[[EpisodeResult], None] = lambda _: None,
-    note: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Run the episodes, and write `evaluation.json`, `videos/` and `stills/` into `out`; return the record.
 
     Args:
-        report: called with the result of every episode.
-        note: called with a line on how acting differs from the training of the policy, if it does.
+        report: called with the result of every episode as it appears.
+        warn: called with a line on how acting differs from the training of the policy, before the first episode.
 
     Raises:
-        ConfigurationError: there is no such environment, or the settings do not fit the policy.
+        ConfigurationError: there is no such environment, its observations are not like those of the dataset, the settings do
+            not fit the policy, or the statistics by which the state is written into its prompt have changed.
         UnsupportedError: the policy does not act, or was trained on other data than one LeRobot dataset.
         DataError: the checkpoint or its dataset is missing or damaged.
         RecordError: the manifest of the checkpoint is damaged.
+        NonFiniteError: the policy predicts an action that is not finite.
+        SimulationError: an environment failed.
     """
     checkpoint = find_checkpoint(checkpoint)
     manifest = read_manifest(checkpoint)
@@ -86,13 +91,20 @@ def evaluate(
         raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.acting_horizon}"))
     inputs = open_inputs(cell.data, spec, cell.seed)
     if spec.response_tokens and inputs.dataset.has_text(RESPONSE):
-        note("the policy was trained on data with responses, and acts without one: eval decodes none")
+        warn("the policy was trained on data with responses, and acts without one: eval decodes none")
+    if spec.state_in_prompt:  # what normalises otherwise is in the checkpoint
+        digest = digest_statistics(str(inputs.dataset.root), inputs.dataset.statistics)
+        hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
+        check_unchanged(checkpoint, manifest.data, [digest], hint)
     count = min(settings.environments, settings.episodes)
     with ExitStack() as stack:
         environments = [  # forked before the first forward pass starts threads
             stack.enter_context(closing(EnvironmentProcess(factory, inputs.cameras, inputs.image_size, inputs.dataset.fps)))
             for _ in range(count)
         ]
+        task, limit = environments[0].task, environments[0].max_steps
+        if (line := unknown_task(task, inputs)) is not None:
+            warn(line)
         policy = load_policy(checkpoint, policy_dirs, averages=settings.averages)
         assert isinstance(policy, nn.Module)
         policy.to(_DTYPES[settings.dtype])
@@ -111,7 +123,6 @@ def evaluate(
             filmed=settings.videos,
             report=report,
         )
-        task, limit = environments[0].task, environments[0].max_steps
     solved = sum(result.solved for result in results)
     low, high = wilson_interval(solved, len(results))
     record = {
@@ -120,6 +131,7 @@ def evaluate(
         "checkpoint": {"name": checkpoint.resolve().name, "steps": manifest.steps, "cell": cell.to_dict()},
         "env": settings.env,
         "task": task,
+        "task_in_dataset": line is None,
         "cameras": list(inputs.cameras),
         "frames_per_s": inputs.dataset.fps,
         "horizon": spec.acting_horizon,

@@ -80,7 +80,7 @@ class LiveInputs:
     dataset: LeRobotDataset
     spec: BatchSpec
     tokenizer: Path | None
-    seed: int  # of the noise that actions are denoised from
+    seed: int  # of the training: with that of an episode, it determines the noise that actions are denoised from
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -89,13 +89,20 @@ class LiveInputs:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the images of the dataset in pixels, before they are resized for the policy."""
-        if not self.cameras:
-            return 64, 64
+        """Height and width of the first camera's images in pixels, as an environment is asked for them."""
+        return self.camera_size(self.cameras[0]) if self.cameras else (64, 64)
+
+    def camera_size(self, camera: str) -> tuple[int, int]:
+        """Return height and width of a camera's images in the dataset in pixels, before they are resized for the policy."""
         features = self.dataset.features.items()
-        shape = next(feature["shape"] for name, feature in features if name.removeprefix(IMAGE_PREFIX) == self.cameras[0])
+        shape = next(feature["shape"] for name, feature in features if name.removeprefix(IMAGE_PREFIX) == camera)
         height, width = shape[1:] if shape[0] == 3 and shape[2] != 3 else shape[:2]  # LeRobot has both orders
         return height, width
+
+    @property
+    def state_dim(self) -> int:
+        """Number of the dataset's state dimensions, without padding."""
+        return int(np.prod(self.dataset.features[STATE]["shape"]))
 
     @property
     def action_dim(self) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
+
+from benchbox.errors import NonFiniteError
+from benchbox.simulation.observations import check_observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from torch import Tensor
 
     from benchbox.registry.contracts import Batch
@@ -62,6 +65,11 @@ def run_episodes(
         max_steps: actions after which an episode ends unsolved; None for the limit of the environment.
         filmed: of so many first episodes every frame is observed and kept.
         report: called with every result as it appears.
+
+    Raises:
+        NonFiniteError: the policy predicts an action that is not finite.
+        ConfigurationError: the observations of an environment are not like those of the dataset.
+        SimulationError: an environment failed, or a state that it returned is not finite.
     """
     results: list[EpisodeResult] = []
     running: list[_RunningEpisode] = []
@@ -82,6 +90,7 @@ def run_episodes(
         for episode, chunk in zip(running, chunks, strict=True):
             limit = episode.environment.max_steps if max_steps is None else max_steps
             actions = chunk[: limit - episode.result.steps]
+            _check_actions(actions, episode.result)
             episode.environment.begin_execution(actions, every_frame=every_frame or episode.is_filmed)
         free, still_running = [], []
         for episode in running:
@@ -103,8 +112,21 @@ def _start(environment: EnvironmentProcess, inputs: LiveInputs, number: int, see
 
 def _observe(episode: _RunningEpisode, progress: Advance, inputs: LiveInputs) -> None:
     # A filmed episode has frames that another has not. The noise of actions depends on the number of frames that are kept.
-    episode.inputs.append(progress.observations if inputs.spec.history > 1 else progress.observations[-1:])
+    observations = progress.observations if inputs.spec.history > 1 else progress.observations[-1:]
     episode.result.steps += progress.steps
+    for steps, observation in enumerate(observations, start=episode.result.steps - len(observations) + 1):
+        check_observation(observation, inputs, f"episode of seed {episode.result.seed}, after step {steps}")
+    episode.inputs.append(observations)
     episode.result.solved |= progress.solved
     if episode.is_filmed and inputs.cameras:
         episode.result.frames += [observation.images[inputs.cameras[0]] for observation in progress.observations]
+
+
+def _check_actions(actions: np.ndarray, result: EpisodeResult) -> None:
+    """Raise NonFiniteError where an action of (N, A) is not finite: an environment would execute something else."""
+    finite = np.isfinite(actions).all(axis=1)
+    if not finite.all():
+        raise NonFiniteError(
+            f"episode of seed {result.seed}, step {result.steps + int(finite.argmin()) + 1}: the action that the policy "
+            "predicts is not finite; evaluate an earlier checkpoint"
+        )

@@ -107,11 +107,15 @@ def newest_steps(folder: Path) -> int:
 def find_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path: itself, what a link leads to, or the newest one of a training's folder.
 
+    The newest is the one with the most steps, as for a training that resumes. `latest` may lead to an older one: not every file
+    system has links, and a copy of a folder may have another folder in its place.
+
     Raises:
         DataError: there is none.
     """
-    newest = (checkpoint for folder in (path, path / "checkpoints") for checkpoint in list_checkpoints(folder)[-1:])
-    for candidate in (path, path / LATEST, path / "checkpoints" / LATEST, *newest):  # not every file system has links
+    folders = (path, path / "checkpoints")
+    newest = (checkpoint for folder in folders for checkpoint in reversed(list_checkpoints(folder)))
+    for candidate in (path, *newest, *(folder / LATEST for folder in folders)):
         if (candidate / MANIFEST).is_file():
             return candidate.resolve()  # `latest` may change
     raise DataError(f"{path}: no checkpoint of benchbox train: give a folder step-<n>, or that of a training")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.data.loading.loader import open_samples
+from benchbox.data.samples.digest import check_unchanged, data_differences, digest_datasets
 from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.errors import ConfigurationError, DataError, Problem
 from benchbox.measure.phases import ProgressTracker
@@ -19,7 +20,7 @@ from benchbox.trainer.checkpoint import load_policy
 from benchbox.trainer.validation import ValidationPass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from benchbox.data.text.fast import FastTokenizer
     from benchbox.registry.contracts import BatchSpec
@@ -47,10 +48,12 @@ class CheckpointValidation:
 def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy_dirs: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the record of a validation: what a row of `validation.jsonl` has, and what was validated on what.
 
-    The precision is that of the training's steps. Other data are normalised by statistics of their own.
+    The precision is that of the training's steps. Other data are normalised by statistics of their own. `data_changes` has a
+    line about each dataset of the training that has changed, if all episodes are validated or its FAST tokens are needed.
 
     Raises:
-        ConfigurationError: there are no episodes to validate on, or the data do not fit the policy.
+        ConfigurationError: there are no episodes to validate on, the data do not fit the policy, or those of the training have
+            changed, so that other episodes would be held out than were.
         DataError: the checkpoint or a dataset is missing or damaged.
         RecordError: the manifest of the checkpoint is damaged.
         UnsupportedError: one process cannot run the recipe of the training.
@@ -59,9 +62,20 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     manifest = read_manifest(checkpoint)
     trained = Cell.from_dict(manifest.cell)
     numbers = _numbers(trained.data, settings.data)
-    cell = _cell_of_one_process(trained, _data(trained, settings, is_other=settings.data is not None and numbers is None))
+    is_other = settings.data is not None and numbers is None
+    cell = _cell_of_one_process(trained, _data(trained, settings, is_other=is_other))
     policy = load_policy(checkpoint, policy_dirs, averages=settings.averages, attention=cell.attention)
-    samples = open_validated_samples(trained, cell.data, policy.batch_spec())
+    spec, changes = policy.batch_spec(), list[str]()
+
+    def check(of_training: MixtureSamples) -> None:
+        digests = digest_datasets(of_training)
+        if not is_other and not settings.all_episodes:
+            hint = "validate on the data that it was trained on, or with --all-episodes, or on other data with --data"
+            check_unchanged(checkpoint, manifest.data, digests, hint)
+        elif manifest.data is not None and (not is_other or spec.fast_tokens):
+            changes.extend(data_differences(manifest.data, digests))
+
+    samples = open_validated_samples(trained, cell.data, spec, check)
     segments = (samples.training_segments if settings.all_episodes else samples.validation_segments)(numbers)
     section = ValidationSection(every=1, batch=settings.batch, max_samples=settings.max_samples)
     one_pass = ValidationPass(section, cell, samples, rank=0, tracker=ProgressTracker(), segments=segments)
@@ -73,6 +87,7 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
         "schema_version": SCHEMA_VERSION,
         "checkpoint": {"name": checkpoint.name, "steps": manifest.steps, "cell": trained.to_dict()},
         "data": _names(cell.data, numbers),
+        "data_changes": changes,
         "episodes": "all" if settings.all_episodes else "validation",
         "recipe": cell.recipe,
         "device": str(session.device),
@@ -80,12 +95,17 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     }
 
 
-def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> MixtureSamples:
+def open_validated_samples(
+    trained: Cell, data: DataSpec, spec: BatchSpec, check: Callable[[MixtureSamples], None] = lambda _: None
+) -> MixtureSamples:
     """Open the data of a validation.
 
     Whatever is validated, FAST tokens are those of the tokenizer that the training had, and a camera is in the slot that its
     name had there. A policy without FAST tokens does not need the datasets of the training: without them, cameras are in the
     slots that a training on the validated data would put them in.
+
+    Args:
+        check: called with the samples of the training, if they are opened.
 
     Raises:
         ConfigurationError: the data do not fit the policy.
@@ -102,9 +122,12 @@ def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> Mi
                 raise
         else:
             assert isinstance(of_training, MixtureSamples)
+            check(of_training)
             fast, cameras = of_training.fast, of_training.cameras
     samples = open_samples(data, spec, trained.seed, fast=fast, cameras=cameras)
     assert isinstance(samples, MixtureSamples), "generated data are refused"
+    if not is_other:
+        check(samples)
     return samples
 
 

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.data import open_dataset
+from benchbox.data.loading.loader import open_samples
 from benchbox.data.sample import sample_path
+from benchbox.data.samples.digest import digest_datasets
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
@@ -24,8 +26,9 @@ from benchbox.simulation.rollout import run_episodes
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.train import CheckpointSection
+from benchbox.store.files import read_json, write_json
 from benchbox.trainer.checkpoint import CheckpointManager, load_policy
-from tests.support.datasets import annotate
+from tests.support.datasets import annotate, write_robot
 from tests.support.foreign import write_adapted_policy
 from tests.support.policy_batches import build
 
@@ -77,6 +80,8 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert record["success_rate"]["solved"] == 10
     assert record["success_rate"]["low"] == pytest.approx(0.552, abs=1e-3)
     assert (record["checkpoint"]["steps"], record["execute"], record["horizon"]) == (7, 5, 10)
+    assert record["task_in_dataset"] is False
+    assert output.startswith("warning: the task 'add' of the environment is none of the 2 in ")
     assert "solved 10 of 12 episodes, 83% (95% interval 55% to 95%)" in output
     assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["episode-0000.mp4", "episode-0001.mp4"]
     page = (tmp_path / "evaluation.html").read_text()
@@ -87,7 +92,7 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
 
 
 @pytest.mark.parametrize("has_responses", [True, False])
-def test_a_policy_that_was_trained_with_responses_acts_without_one_and_a_note_says_so(
+def test_a_policy_that_was_trained_with_responses_acts_without_one_and_a_warning_says_so(
     has_responses: bool, tmp_path: Path
 ) -> None:
     columns = {"response": ["reach"] * len(open_dataset(sample_path()))} if has_responses else {}
@@ -96,8 +101,8 @@ def test_a_policy_that_was_trained_with_responses_acts_without_one_and_a_note_sa
     session = build_session(cell, build("pi05", "tiny"), [open_dataset(sample_path()).statistics])
     saved = CheckpointManager(tmp_path / "training", cell, CheckpointSection(background=False)).save(session, 1)
     output = evaluate(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0")
-    note = "note: the policy was trained on data with responses, and acts without one: eval decodes none\n"
-    assert output.count(note) == has_responses
+    warning = "warning: the policy was trained on data with responses, and acts without one: eval decodes none\n"
+    assert output.count(warning) == has_responses
 
 
 @pytest.mark.parametrize(("first_action", "acted"), [(0, 5), (-1, 4)])
@@ -152,6 +157,35 @@ def test_averages_act_on_request_and_are_refused_where_a_checkpoint_has_none(che
         evaluate(checkpoint, TOY, tmp_path, "--episodes", "1", "--videos", "0", "--ema")
 
 
+@pytest.mark.parametrize(("policy", "size"), [("pi05", "tiny_flow"), ("pi0", "tiny")])
+def test_a_prompt_is_not_written_with_statistics_that_have_changed(policy: str, size: str, tmp_path: Path) -> None:
+    """A policy that reads the state in its prompt would see other numbers. What normalises pi0's state is in its checkpoint."""
+    root = tmp_path / "robot"
+    robot = {"cameras": {"top": (16, 16)}, "state": 4, "action": 4}
+    write_robot(root, **robot)
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(root)),), workers=0)
+    cell = Cell(policy=policy, size=size, backend="single", world_size=1, batch=1, data=data)
+    module = build(policy, size)
+    samples = open_samples(data, module.batch_spec(), cell.seed)
+    session = build_session(cell, module, samples.statistics)
+    saved = CheckpointManager(
+        tmp_path / "training", cell, CheckpointSection(background=False), data=digest_datasets(samples)
+    ).save(session, 1)
+    options = ("--episodes", "1", "--videos", "0", "--execute", "5")
+    evaluate(saved, TOY, tmp_path / "before", *options)
+    shutil.rmtree(root)
+    write_robot(root, **robot, scale=2.0)
+    if policy == "pi0":
+        evaluate(saved, TOY, tmp_path / "after", *options)
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        evaluate(saved, TOY, tmp_path / "after", *options)
+    hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
+    assert str(refused.value) == f"{saved}: other data: {root}: the statistics of state and action have changed; {hint}"
+    write_json(saved / "checkpoint.json", read_json(saved / "checkpoint.json") | {"data": None})
+    evaluate(saved, TOY, tmp_path / "after", *options)
+
+
 def test_more_actions_than_a_chunk_has_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--execute: 11 actions of a chunk of 10"):
         evaluate(checkpoint, TOY, tmp_path, "--execute", "11")
@@ -163,6 +197,7 @@ def test_a_policy_acts_in_meta_world(checkpoint: Path, tmp_path: Path) -> None:
     evaluate(checkpoint, "metaworld/reach-v3", tmp_path, "--episodes", "1", "--max-steps", "10", "--videos", "1")
     record = json.loads((tmp_path / "evaluation.json").read_text())
     (episode,) = record["episodes"]
+    assert record["task_in_dataset"] is True
     assert (record["task"], record["max_steps"], episode["solved"] or episode["steps"] == 10) == ("reach", 10, True)
     assert len(episode["stills"]) == 4
 

@@ -45,3 +45,21 @@ class FailingEnvironment(ToyEnvironment):
 
     def step(self, action: np.ndarray) -> tuple[bool, bool]:
         raise ValueError(f"no action like {len(action)} numbers")
+
+
+class DivergingEnvironment(ToyEnvironment):
+    """Has a state that is not finite after its second action."""
+
+    def step(self, action: np.ndarray) -> tuple[bool, bool]:
+        result = super().step(action)
+        if self._steps == 2:
+            self._state = np.array([0, 0, np.nan, 0], np.float32)
+        return result
+
+
+class UnequalEnvironment(ToyEnvironment):
+    """Has images of 16 x 20 pixels of every camera but the first, whatever it is asked for."""
+
+    def observe(self) -> EnvironmentFrame:
+        frame = super().observe()
+        return frame._replace(images=frame.images | dict.fromkeys(self._cameras[1:], np.zeros((16, 20, 3), np.uint8)))

@@ -1,4 +1,4 @@
-"""Digests of the data that a training draws from, by which a resumed training knows that they are still the same."""
+"""Digests of the data that a training draws from, by which a resumed training or a validation knows that they are the same."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.mixture import MixtureSamples
+from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from benchbox.data.format.metadata import Statistics
     from benchbox.data.samples.mixture import MixtureDataset
@@ -75,6 +78,28 @@ def data_differences(saved: Sequence[Mapping[str, Any]], current: Sequence[Mappi
             yield f"{now['dataset']}: {text}"
 
 
+def digest_statistics(dataset: str, statistics: Statistics) -> dict[str, Any]:
+    """Return the digest of the statistics of a dataset alone, to compare with that of a checkpoint."""
+    of_vectors = {name: statistics.get(name, {}) for name in (STATE, ACTION)}
+    return {"dataset": dataset, "statistics_sha256": _sha256(_statistics_text(of_vectors).encode())}
+
+
+def check_unchanged(
+    checkpoint: Path, saved: Sequence[Mapping[str, Any]] | None, current: Sequence[Mapping[str, Any]], hint: str
+) -> None:
+    """Check that datasets are those that a checkpoint was trained on. One that states no digests is not checked.
+
+    Args:
+        saved: the digests that the checkpoint states.
+        hint: what to do where they have changed.
+
+    Raises:
+        ConfigurationError: one of them has changed, naming what differs.
+    """
+    if saved is not None and (differences := list(data_differences(saved, current))):
+        raise ConfigurationError([Problem(str(checkpoint), f"other data: {line}", hint) for line in differences])
+
+
 def _digest(member: MixtureDataset, statistics: Statistics) -> DatasetDigest:
     selection = member.selection
     lengths = np.array([episode.length for episode in member.dataset.episodes], dtype=np.int64)
@@ -97,8 +122,12 @@ def _statistics_text(statistics: Statistics) -> str:
     lines = []
     for feature, values in sorted(statistics.items()):
         for name in sorted(_NORMALISING & values.keys()):
-            numbers = np.asarray(values[name], dtype=np.float64).ravel()
-            lines.append(f"{feature} {name} {' '.join(f'{number:.{_DIGITS}g}' for number in numbers)}")
+            try:
+                numbers = np.asarray(values[name], dtype=np.float64).ravel()
+            except (TypeError, ValueError):  # damaged: an error where it is used, which this policy may not do
+                lines.append(f"{feature} {name} {values[name]!r}")
+            else:
+                lines.append(f"{feature} {name} {' '.join(f'{number:.{_DIGITS}g}' for number in numbers)}")
     return "\n".join(lines)
 
 

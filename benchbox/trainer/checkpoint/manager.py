@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from benchbox.backends.state import STATE, WEIGHTS
-from benchbox.data.samples.digest import data_differences
+from benchbox.data.samples.digest import check_unchanged
 from benchbox.dcp.files import TensorFolder
-from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
+from benchbox.errors import DataError, UnsupportedError
 from benchbox.registry.phases import CHECKPOINT_LIMIT_S
 from benchbox.store.checkpoints import (
     TENSORS,
@@ -179,12 +179,9 @@ class CheckpointManager:
         Raises:
             ConfigurationError: one of them has changed, naming what differs.
         """
-        saved = read_manifest(checkpoint).data
-        if saved is None or self._data is None:
-            return
         hint = "resume with the data that it was trained on, or name another folder by --out for a new training"
-        if differences := list(data_differences(saved, self._data)):
-            raise ConfigurationError([Problem(str(checkpoint), f"other data: {line}", hint) for line in differences])
+        if self._data is not None:
+            check_unchanged(checkpoint, read_manifest(checkpoint).data, self._data, hint)
 
     def restore(self, session: Session, checkpoint: Path) -> None:
         """Load a checkpoint, of any backend and number of ranks, into a freshly built session. All ranks must call it.

@@ -18,16 +18,25 @@ import torch
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.data.samples.windows import DatasetSamples
-from benchbox.errors import ConfigurationError
+from benchbox.errors import EXIT_CELL_FAILED, ConfigurationError, NonFiniteError
 from benchbox.simulation.environment import EnvironmentFrame, find_factory
 from benchbox.simulation.live import LiveInputs, open_inputs
 from benchbox.simulation.metaworld import MetaWorld
+from benchbox.simulation.observations import unknown_task
 from benchbox.simulation.processes import EnvironmentProcess, SimulationError
 from benchbox.simulation.rollout import EpisodeResult, run_episodes
 from benchbox.simulation.videos import write_video
 from benchbox.spec.cell import DataSpec
+from benchbox.spec.datasets import DatasetSpec
+from tests.support.datasets import write_robot
 from tests.support.policy_batches import build
-from tests.support.toy_environment import MAX_STEPS, FailingEnvironment, ToyEnvironment
+from tests.support.toy_environment import (
+    MAX_STEPS,
+    DivergingEnvironment,
+    FailingEnvironment,
+    ToyEnvironment,
+    UnequalEnvironment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,9 +153,93 @@ def test_the_inputs_of_a_frame_are_those_of_the_same_frame_in_training() -> None
     assert [name for name in row if name not in texts and not torch.equal(row[name], expected[name])] == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state": np.zeros(3)}, r"the state that the environment returns has shape \(3,\), and .* has 4 numbers; name"),
+        ({"state": np.zeros((1, 4))}, r"the state that the environment returns has shape \(1, 4\), and .* has 4 numbers; name"),
+        ({"images": {"left": None}}, "the environment returns images of left, and the policy was trained with corner; return"),
+        ({"images": {}}, "the environment returns images of no camera, and the policy was trained with corner; return"),
+        (
+            {"images": {"corner": np.zeros((64, 48, 3), np.uint8)}},
+            r"the image of camera corner has shape \(64, 48, 3\) and dtype uint8; return .*: \(64, 64, 3\), uint8",
+        ),
+        ({"images": {"corner": np.zeros((64, 64, 3))}}, "and dtype float64; return images as they are in"),
+    ],
+)
+def test_observations_that_are_not_like_the_datasets_are_refused(
+    inputs: LiveInputs, changes: dict[str, Any], message: str
+) -> None:
+    """Padding, normalisation and resizing would make inputs of them on which no policy was trained."""
+
+    class Changed(ToyEnvironment):
+        def observe(self) -> EnvironmentFrame:
+            return super().observe()._replace(**changes)
+
+    with pytest.raises(ConfigurationError, match=f"^--env: .*{message}"):
+        rollout(inputs, count_up, count=1, seeds=[0], factory=Changed)
+
+
+def test_each_camera_has_the_size_that_it_has_in_the_dataset(tmp_path: Path) -> None:
+    root = write_robot(tmp_path / "a", cameras={"top": (16, 16), "wrist": (16, 20)}, state=4, action=4)
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(root)),))
+    inputs = open_inputs(data, build("pi05", "tiny_flow", cams=2).batch_spec(), seed=0)
+    (result,) = rollout(inputs, count_up, count=1, seeds=[0], factory=UnequalEnvironment)
+    assert result.solved
+    with pytest.raises(ConfigurationError, match=r"camera wrist has shape \(16, 16, 3\) .*: \(16, 20, 3\), uint8"):
+        rollout(inputs, count_up, count=1, seeds=[0])
+
+
+def test_a_task_that_the_dataset_lacks_is_stated(inputs: LiveInputs) -> None:
+    assert unknown_task("door open", inputs) is None
+    line = f"the task 'add' of the environment is none of the 2 in {inputs.dataset.root}: 'reach', 'door open'"
+    assert unknown_task("add", inputs) == line
+
+
 def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -> None:
     with pytest.raises(SimulationError, match="ValueError: no action like 4 numbers"):
         rollout(inputs, count_up, factory=FailingEnvironment)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_action_that_is_not_finite_ends_the_evaluation_with_seed_and_step(inputs: LiveInputs, value: float) -> None:
+    """Meta-World clips an infinite one, and executes it."""
+
+    chunks = []
+
+    def act(batch: Batch) -> Tensor:
+        chunks.append(count_up(batch).clone())
+        if len(chunks) == 2:
+            chunks[-1][:, 2, 1] = value
+        return chunks[-1]
+
+    with pytest.raises(NonFiniteError, match=r"^episode of seed 9, step 7: the action .* is not finite; .*$") as raised:
+        rollout(inputs, act, count=1, seeds=[9])
+    assert raised.value.exit_code == EXIT_CELL_FAILED
+
+
+def test_actions_that_are_not_executed_may_be_anything(inputs: LiveInputs) -> None:
+    """Dimensions that the dataset lacks, and what follows in the chunk."""
+
+    def act(batch: Batch) -> Tensor:
+        actions = torch.full((len(batch["state"]), HORIZON, 32), torch.nan)
+        actions[:, :EXECUTE, :4] = 0
+        return actions
+
+    (result,) = rollout(inputs, act, count=1, seeds=[5])
+    assert result.solved
+
+
+@pytest.mark.parametrize("filmed", [0, 1])
+def test_a_state_that_is_not_finite_is_the_error_of_the_environment(inputs: LiveInputs, filmed: int) -> None:
+    with pytest.raises(SimulationError, match=r"^episode of seed 7, after step 4: the state that the environment returns"):
+        rollout(inputs, count_up, count=1, seeds=[7], factory=DivergingEnvironment, filmed=filmed)
+
+
+def test_the_frame_that_is_not_finite_is_named_where_the_policy_has_a_memory() -> None:
+    inputs = open_inputs(DataSpec(), build("pi05_mem", "tiny").batch_spec(), seed=0)
+    with pytest.raises(SimulationError, match=r"^episode of seed 7, after step 2: the state"):
+        rollout(inputs, count_up, count=1, seeds=[7], factory=DivergingEnvironment)
 
 
 @pytest.mark.parametrize("name", ["reach-v3", "tests.support.toy_environment:Missing", "no_such_module:factory"])

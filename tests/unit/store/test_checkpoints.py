@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,37 @@ def test_without_a_link_a_checkpoint_is_published_with_a_warning_and_the_newest_
     assert [warning.partition(": ")[0] for warning in warnings] == [str(tmp_path / "checkpoints/latest")] * 2
     assert warnings[1].endswith("the newest checkpoint is step-00000002")
     assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoints") == newest
+
+
+def test_the_newest_checkpoint_is_found_where_the_link_has_become_a_folder(tmp_path: Path) -> None:
+    """A copy of a training may follow links, and then go on: no later checkpoint replaces that folder."""
+    save_checkpoint(tmp_path / "training/checkpoints", 1)
+    folder = shutil.copytree(tmp_path / "training", tmp_path / "copy") / "checkpoints"
+    assert not (folder / "latest").is_symlink()
+    newest = save_checkpoint(folder, 2)
+    assert find_checkpoint(tmp_path / "copy") == find_checkpoint(folder) == newest
+    assert find_checkpoint(folder / "latest").name == "latest", "if it is named"
+    (newest / "checkpoint.json").unlink()
+    assert find_checkpoint(folder).name == "step-00000001", "the newest complete one"
+
+
+def test_a_link_to_an_older_checkpoint_does_not_hide_the_newest(tmp_path: Path) -> None:
+    """A process was killed before it replaced the link."""
+    for steps in (1, 2):
+        newest = save_checkpoint(tmp_path, steps)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("step-00000001")
+    assert find_checkpoint(tmp_path) == newest
+
+
+def test_a_checkpoint_under_another_name_is_found(tmp_path: Path) -> None:
+    """Exported by a copy of `latest` alone, or renamed."""
+    checkpoint = save_checkpoint(tmp_path / "training", 1)
+    for name in ("alone/latest", "alone/checkpoints/latest", "collapse"):
+        copy = shutil.copytree(checkpoint, tmp_path / name)
+        given = tmp_path / name.partition("/")[0]
+        assert find_checkpoint(given) == copy
+        shutil.rmtree(given)
 
 
 def keep_folders(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

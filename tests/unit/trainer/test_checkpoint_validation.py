@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from benchbox.cli.app import app
 from benchbox.data.loading.loader import open_samples
 from benchbox.data.sample import sample_path
-from benchbox.errors import DataError
+from benchbox.data.samples.digest import digest_datasets
+from benchbox.errors import ConfigurationError, DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
+from benchbox.session import build_session
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.spec.datasets import DatasetSpec
+from benchbox.spec.train import CheckpointSection
+from benchbox.store.files import read_json, write_json
+from benchbox.trainer.checkpoint import CheckpointManager
 from benchbox.trainer.checkpoint_validation import CheckpointValidation, _data, _numbers, open_validated_samples
 from tests.support.datasets import write_robot
+from tests.support.policy_batches import build
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import BatchSpec
@@ -100,3 +108,68 @@ def test_a_dataset_of_the_training_is_validated_on_the_episodes_that_the_trainin
     assert held_out.tolist() != alone.validation_segments().tolist()
     assert held_out.tolist() == samples.members[1].selection.validation.tolist()
     assert _numbers(trained.data, tmp_path / "third") is None
+
+
+def robot(root: Path, episodes: int) -> Path:
+    shutil.rmtree(root, ignore_errors=True)
+    return write_robot(root, cameras={"top": (16, 16)}, lengths=(5,) * episodes)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a training on a dataset of 10 episodes, which then grew to 13."""
+    folder = tmp_path_factory.mktemp("training")
+    dataset = DatasetSpec(path=str(robot(folder / "robot", 10)))
+    data = DataSpec(kind="lerobot", datasets=(dataset,), validation=0.3, workers=0)
+    cell = Cell(policy="pi05", size="tiny", backend="single", world_size=1, batch=2, cams=1, data=data)
+    policy = build("pi05", "tiny")
+    samples = open_samples(data, policy.batch_spec(), cell.seed)
+    session = build_session(cell, policy, samples.statistics)
+    manager = CheckpointManager(folder, cell, CheckpointSection(background=False), data=digest_datasets(samples))
+    checkpoint = manager.save(session, 1)
+    robot(folder / "robot", 13)
+    return checkpoint
+
+
+def validate(checkpoint: Path, out: Path, *options: str) -> tuple[str, list[str]]:
+    """Return the output of `benchbox validate`, and the changes of the data that its record states."""
+    result = CliRunner().invoke(app, ["validate", str(checkpoint), "--max-samples", "2", "--out", str(out), *options])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout, read_json(out)["data_changes"]
+
+
+def test_episodes_that_were_trained_on_are_not_held_out_after_the_dataset_has_grown(saved: Path, tmp_path: Path) -> None:
+    """The division of 13 episodes holds out others than that of 10: the loss would be that of a training set."""
+    root = saved.parent / "robot"
+    for options in ((), ("--data", str(root))):
+        with pytest.raises(ConfigurationError) as refused:
+            validate(saved, tmp_path / "v.json", *options)
+        hint = "validate on the data that it was trained on, or with --all-episodes, or on other data with --data"
+        assert str(refused.value) == f"{saved}: other data: {root}: 10 episodes then, 13 now; {hint}"
+
+
+def test_all_episodes_of_data_that_have_changed_are_validated_with_a_warning(saved: Path, tmp_path: Path) -> None:
+    """So are other data, if the policy has learned FAST tokens of those that have changed."""
+    root = saved.parent / "robot"
+    other = write_robot(tmp_path / "other", cameras={"top": (16, 16)}, lengths=(5, 5))
+    for options in ((), ("--data", str(root)), ("--data", str(other))):
+        output, changes = validate(saved, tmp_path / "v.json", "--all-episodes", *options)
+        assert changes == [f"{root}: 10 episodes then, 13 now"]
+        assert (
+            f"warning: the data of the training have changed, perhaps also their statistics or FAST tokens: {root}: 10"
+            in output
+        )
+
+
+def test_data_that_are_the_same_and_checkpoints_that_state_none_are_validated_as_before(saved: Path, tmp_path: Path) -> None:
+    checkpoint, root = shutil.copytree(saved, tmp_path / saved.name), saved.parent / "robot"
+    manifest = read_json(checkpoint / "checkpoint.json")
+    write_json(checkpoint / "checkpoint.json", manifest | {"data": None})
+    assert validate(checkpoint, tmp_path / "v.json")[1] == []
+    robot(root, 10)
+    try:
+        for options in ((), ("--all-episodes",)):
+            assert validate(saved, tmp_path / "v.json", *options)[1] == []
+    finally:
+        robot(root, 13)

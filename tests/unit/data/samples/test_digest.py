@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchbox.data import open_dataset
 from benchbox.data.loading.loader import open_samples
-from benchbox.data.samples.digest import DatasetDigest, data_differences, digest_datasets
+from benchbox.data.samples.digest import DatasetDigest, data_differences, digest_datasets, digest_statistics
 from benchbox.registry.contracts import BatchSpec
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
@@ -80,3 +81,13 @@ def test_a_digest_that_lacks_a_later_key_is_compared_by_the_others(tmp_path: Pat
     then = [{key: value for key, value in now[0].items() if key != "statistics_sha256"}]
     assert list(data_differences(then, now)) == []
     assert list(data_differences([], now)) == ["0 datasets then, 1 now"]
+
+
+@pytest.mark.parametrize("damaged", [["x", 1.0, 1.0], [[1.0], [1.0, 2.0]], {"a": 1.0}])
+def test_a_statistic_without_numbers_is_other_than_one_with_them(tmp_path: Path, damaged: object) -> None:
+    """Also if the policy does not normalise by it: the digest is of all of them."""
+    statistics = open_dataset(write(tmp_path / "a")).statistics
+    state = statistics["observation.state"]
+    changed = {**statistics, "observation.state": {**state, "mean": damaged}}
+    then, now = (digest_statistics("robot", values) for values in (statistics, changed))
+    assert list(data_differences([then], [now])) == ["robot: the statistics of state and action have changed"]
