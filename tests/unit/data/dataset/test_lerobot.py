@@ -7,13 +7,17 @@ import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from benchbox.data import LeRobotWriter, open_dataset
+from benchbox.data.dataset.lerobot import open_training_dataset
+from benchbox.data.inspection import inspect
+from benchbox.data.writing.convert import convert
 from benchbox.errors import DataError
-from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, read_index, write_dataset
+from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, read_index, split_data, write_dataset
 
 FRAMES = sum(LENGTHS)
 
@@ -115,6 +119,60 @@ def test_large_datasets_go_on_in_further_files(tmp_path):
     ds = open_dataset(root)
     assert [read_index(ds.image("front", i)) for i in (0, 8, 9, 35)] == [0, 8, 9, 35]
     assert torch.equal(ds[35]["action"], torch.tensor([3.5, -3.5]))
+
+
+# Data files as convert_dataset_v21_to_v30 of lerobot 0.4.4 writes them: their episodes by number, and the file listed for each.
+CONVERTED = {
+    "the first episode of a file under the file before it": ({0: (0, 1), 1: (2, 3), 2: (4, 5)}, (0, 0, 0, 1, 1, 2)),
+    "a last file under which no episode is listed": ({0: (0, 1), 1: (2, 3, 4), 2: (5,)}, (0, 0, 0, 1, 1, 1)),
+    "episodes larger than a file, and a first file that was never written": (
+        {number + 1: (number,) for number in range(6)},
+        tuple(range(6)),
+    ),
+}
+
+
+@pytest.fixture(params=CONVERTED)
+def converted(request, tmp_path):
+    """A dataset as lerobot 0.4.4 converts it, whose episode table names the wrong data files, and which lacks statistics."""
+    whole = write_dataset(tmp_path / "whole", lengths=(5, 3, 4, 6, 2, 7), tasks=tuple("abcdef"))
+    (whole / "meta/stats.json").unlink()
+    return split_data(whole, tmp_path / "converted", *CONVERTED[request.param])
+
+
+def test_episodes_that_lerobot_lists_under_the_wrong_data_file_are_read_right(converted, tmp_path):
+    order = [*range(27), 26, 0, 12, 8]
+    for root in (converted, tmp_path / "v21"):
+        ds = open_dataset(root)
+        assert [round(10 * float(ds[index]["action"][0])) for index in order] == order
+        assert [read_index(ds.image("front", index)) for index in order] == order
+        assert [ds.task(episode.from_index) for episode in ds.episodes] == [*"abcdef"]
+        assert inspect(ds).problems == []
+        if root == converted:
+            convert(root, tmp_path / "v21", "v2.1")
+
+
+def test_statistics_are_of_data_files_that_no_episode_is_listed_under_too(converted):
+    statistics = open_training_dataset(converted)[0].statistics["action"]
+    assert (statistics["count"], statistics["max"]) == ([27], [pytest.approx(2.6), 0])
+    last = max(converted.glob("data/*/*.parquet"))
+    table = pq.read_table(last)
+    actions = pa.array([[5.0, 0.0]] * len(table), table.schema.field("action").type)
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", actions), last)
+    assert open_training_dataset(converted)[0].statistics["action"]["max"] == [5, 0]
+
+
+def test_episodes_that_no_data_file_has_are_one_line_with_the_file_the_row_and_a_remedy(tmp_path):
+    whole = write_dataset(tmp_path / "whole", lengths=(5, 3, 4), tasks=tuple("abc"))
+    root = split_data(whole, tmp_path / "without_the_second", {0: (0,), 1: (2,)}, (0, 0, 1))
+    ds = open_dataset(root)
+    assert [round(10 * float(ds[index]["action"][0])) for index in (0, 4, 8, 11)] == [0, 4, 8, 11]
+    with pytest.raises(DataError) as caught:
+        ds[5]
+    assert str(caught.value) == (
+        f"{root}/data/chunk-000/file-000.parquet: it has 5 rows, and meta/episodes lists episode 1 from row 5 and frame 5 on, "
+        "which no data file has; restore the data files, or convert the dataset anew"
+    )
 
 
 def test_the_files_are_those_of_the_v30_layout(dataset_root):
