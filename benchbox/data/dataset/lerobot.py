@@ -61,6 +61,12 @@ def open_training_dataset(
     return LeRobotDataset(replace(dataset.metadata, statistics=statistics)), cached_in
 
 
+def _first_time_s(metadata: DatasetMetadata, video: Path) -> float:
+    """Return the time of the first frame of a dataset in a video file."""
+    spans = (span for episode in metadata.episodes for span in episode.videos.values())
+    return min(span.from_s for span in spans if span.path == video)
+
+
 class LeRobotDataset:
     """Frames by their index over all episodes. `ds[i]` decodes frame i of every camera; the other methods read parts of it.
 
@@ -76,7 +82,7 @@ class LeRobotDataset:
         self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
         self._tables = TableCache(metadata)
         self._persistent_texts = PersistentTexts(self._tables.locate) if PERSISTENT in metadata.features else None
-        self._videos = VideoCache(metadata.fps, partial(open_reader, decoder))
+        self._videos = VideoCache(metadata.fps, partial(open_reader, decoder), partial(_first_time_s, metadata))
         self._images = ImageColumns(
             metadata.root, [name for name in camera_features if metadata.features[name]["dtype"] == "image"]
         )

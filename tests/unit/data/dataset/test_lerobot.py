@@ -4,20 +4,24 @@ import json
 import pickle
 import random
 import shutil
+from fractions import Fraction
 
+import av
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from benchbox.data import LeRobotWriter, open_dataset
-from benchbox.data.dataset.lerobot import open_training_dataset
+from benchbox.data.dataset.lerobot import LeRobotDataset, open_training_dataset
 from benchbox.data.inspection import inspect
+from benchbox.data.video.decoders import installed_decoders
 from benchbox.data.writing.convert import convert
 from benchbox.errors import DataError
-from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, read_index, split_data, write_dataset
+from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, draw_index, read_index, split_data, write_dataset
 
 FRAMES = sum(LENGTHS)
 
@@ -173,6 +177,61 @@ def test_episodes_that_no_data_file_has_are_one_line_with_the_file_the_row_and_a
         f"{root}/data/chunk-000/file-000.parquet: it has 5 rows, and meta/episodes lists episode 1 from row 5 and frame 5 on, "
         "which no data file has; restore the data files, or convert the dataset anew"
     )
+
+
+# Files of 10 frames/s: how late the first frame is, and options of the container and of the encoder.
+LATE = {
+    "a frame": (1, {}, {"bf": "0"}),
+    "three frames, in a file of reordered frames": (3, {}, {"bf": "2"}),
+    "the reordering of frames, without an edit list": (0, {"use_editlist": "0", "movflags": "faststart"}, {"bf": "2"}),
+}
+
+
+def encode_late(path, *, frames, start, container, encoder, size=(32, 48)):
+    """Encode images of the frames 0, 1, ... as H.264, the first of them at `start` tenths of a second."""
+    with av.open(str(path), "w", options=container) as output:
+        stream = output.add_stream("libx264", rate=10, options={"g": "8", **encoder})
+        (stream.height, stream.width), stream.pix_fmt = size, "yuv420p"
+        for index in range(frames):
+            frame = av.VideoFrame.from_ndarray(draw_index(index, *size), format="rgb24")
+            frame.pts, frame.time_base = index + start, Fraction(1, 10)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("decoder", installed_decoders())
+def test_a_video_that_begins_late_is_one_line_that_names_the_file_the_time_and_a_remedy(broken, tmp_path, name, decoder):
+    start, container, encoder = LATE[name]
+    (path,) = broken.glob("videos/*front/*/*")
+    encode_late(path, frames=FRAMES, start=start, container=container, encoder=encoder)
+    start_s = {"a frame": 0.1, "three frames, in a file of reordered frames": 0.3}.get(name, 0.2)
+    says = (
+        f"{path}: the video begins at {start_s:.3f} s, and its first frame in the dataset is at 0.000 s: all frames would be "
+        "shifted; encode the video again with the first frame at that time"
+    )
+    ds = LeRobotDataset(open_dataset(broken).metadata, decoder)
+    for index in (20, 0):  # frame 20 would be one that is earlier
+        with pytest.raises(DataError) as caught:
+            ds.image("front", index)
+        assert str(caught.value) == says
+    assert read_index(ds.image("wrist", 20)) == 20
+    with pytest.raises(DataError) as caught:
+        convert(broken, tmp_path / "v21", "v2.1")
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("decoder", installed_decoders())
+def test_a_video_may_begin_where_its_first_episode_does(broken, decoder):
+    """Times of episodes in v3.0 are those of the file, whenever it begins."""
+    (path,) = broken.glob("videos/*front/*/*")
+    encode_late(path, frames=FRAMES, start=3, container={}, encoder={"bf": "2"})
+    episodes = broken / "meta/episodes/chunk-000/file-000.parquet"
+    table, name = pq.read_table(episodes), "videos/observation.images.front/from_timestamp"
+    times = pc.add(table[name], 0.3)
+    pq.write_table(table.set_column(table.column_names.index(name), name, times), episodes)
+    ds = LeRobotDataset(open_dataset(broken).metadata, decoder)
+    assert [read_index(ds.image("front", index)) for index in (20, *range(FRAMES))] == [20, *range(FRAMES)]
 
 
 def test_the_files_are_those_of_the_v30_layout(dataset_root):
