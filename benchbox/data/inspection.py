@@ -80,8 +80,9 @@ def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:
     """Return the numbers of annotations by style. Persistent ones are the same in all rows of an episode, and count once."""
     counts: Counter[str] = Counter()
     for episode in dataset.episodes:
-        rows = range(episode.first_row, episode.first_row + (1 if column == PERSISTENT else episode.length))
-        counts += count_styles(episode.data_file, column, rows)
+        path, first_row = dataset.locate(episode)
+        rows = range(first_row, first_row + (1 if column == PERSISTENT else episode.length))
+        counts += count_styles(path, column, rows)
     return ", ".join(f"{count} {style}" for style, count in sorted(counts.items())) or "none"
 
 
@@ -106,14 +107,14 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
 
 def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterator[str]:
     """Compare indices, values and times of an episode's rows with what the metadata states."""
-    path, start, end = episode.data_file, episode.from_index, episode.to_index
+    (path, first_row), start, end = dataset.locate(episode), episode.from_index, episode.to_index
     if (index := dataset.column("index", start, end)[0, 0]) != start:
-        yield f"{path}: row {episode.first_row} is frame {index}, and episode {episode.index} begins at frame {start}"
+        yield f"{path}: row {first_row} is frame {index}, and episode {episode.index} begins at frame {start}"
     for name, expected in (("episode_index", np.full(end - start, episode.index)), ("frame_index", np.arange(end - start))):
         numbers = dataset.column(name, start, end)[:, 0]
         if (numbers != expected).any():
             frame = int((numbers != expected).argmax())
-            yield f"{path}: row {episode.first_row + frame}: {name} is {numbers[frame]}, and {expected[frame]} is expected"
+            yield f"{path}: row {first_row + frame}: {name} is {numbers[frame]}, and {expected[frame]} is expected"
     for name in (STATE, ACTION):
         try:
             dataset.column(name, start, end)
@@ -123,7 +124,7 @@ def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterato
     is_off = np.abs(times - np.arange(len(times)) / dataset.fps) > 0.5 / dataset.fps
     if is_off.any():
         frame = int(is_off.argmax())
-        row, at_s, expected_s = episode.first_row + frame, times[frame], frame / dataset.fps
+        row, at_s, expected_s = first_row + frame, times[frame], frame / dataset.fps
         yield (
             f"{path}: row {row} is at {at_s:g} s of episode {episode.index}, and at {dataset.fps:g} fps, which meta/info.json "
             f"states, frame {frame} is at {expected_s:g} s"
@@ -136,7 +137,7 @@ def _find_problems_of_sizes(
     """Compare the sizes (3, H, W) of images with the shape in the metadata, which has its dimensions in either order."""
     feature = next(name for name in dataset.features if name.removeprefix(IMAGE_PREFIX) == camera)
     shape = dataset.features[feature]["shape"]
-    path = episode.videos[feature].path if feature in episode.videos else episode.data_file
+    path = episode.videos[feature].path if feature in episode.videos else dataset.locate(episode)[0]
     for _, height, width in sizes:
         if sorted((height, width)) != sorted(shape)[-2:]:
             yield (

@@ -161,3 +161,24 @@ def copy_with_short_video(root: Path, to: Path) -> Path:
         writer.add(np.ascontiguousarray(draw_index(index, 32, 48)), key_frame=index == 0)
     writer.close()
     return to
+
+
+def split_data(root: Path, to: Path, files: dict[int, tuple[int, ...]], listed: tuple[int, ...]) -> Path:
+    """Copy a v3.0 dataset of one data file with its rows in several files, and list every episode under a file of `listed`.
+
+    Args:
+        files: the episodes in a data file, by its number.
+        listed: number of the data file of every episode in the table of episodes.
+    """
+    shutil.copytree(root, to)
+    whole = to / "data/chunk-000/file-000.parquet"
+    rows = pq.read_table(whole)
+    whole.unlink()
+    for number, episodes in files.items():
+        part = rows.filter(pc.is_in(rows["episode_index"], pa.array(episodes)))
+        pq.write_table(part, whole.with_name(f"file-{number:03d}.parquet"))
+    path = to / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    column = table.column_names.index("data/file_index")
+    pq.write_table(table.set_column(column, "data/file_index", pa.array(listed)), path)
+    return to

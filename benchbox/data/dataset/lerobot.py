@@ -61,6 +61,12 @@ def open_training_dataset(
     return LeRobotDataset(replace(dataset.metadata, statistics=statistics)), cached_in
 
 
+def _first_time_s(metadata: DatasetMetadata, video: Path) -> float:
+    """Return the time of the first frame of a dataset in a video file."""
+    spans = (span for episode in metadata.episodes for span in episode.videos.values())
+    return min(span.from_s for span in spans if span.path == video)
+
+
 class LeRobotDataset:
     """Frames by their index over all episodes. `ds[i]` decodes frame i of every camera; the other methods read parts of it.
 
@@ -74,9 +80,9 @@ class LeRobotDataset:
         self._length = metadata.episodes[-1].to_index if metadata.episodes else 0
         camera_features = [name for name, feature in metadata.features.items() if feature["dtype"] in ("video", "image")]
         self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
-        self._tables = TableCache(metadata.features)
-        self._persistent_texts = PersistentTexts() if PERSISTENT in metadata.features else None
-        self._videos = VideoCache(metadata.fps, partial(open_reader, decoder))
+        self._tables = TableCache(metadata)
+        self._persistent_texts = PersistentTexts(self._tables.locate) if PERSISTENT in metadata.features else None
+        self._videos = VideoCache(metadata.fps, partial(open_reader, decoder), partial(_first_time_s, metadata))
         self._images = ImageColumns(
             metadata.root, [name for name in camera_features if metadata.features[name]["dtype"] == "image"]
         )
@@ -166,6 +172,10 @@ class LeRobotDataset:
             raise DataError(f"{self.root}: no frame {index}; the dataset has {len(self)}, counted from 0")
         return self.episodes[bisect_right(self._starts, index) - 1]
 
+    def locate(self, episode: Episode) -> tuple[Path, int]:
+        """Return the data file of an episode, and the number of its first row there: see `TableCache.locate`."""
+        return self._tables.locate(episode)
+
     def task(self, index: int) -> str:
         """Return the task text of frame `index`."""
         return self._look_up_text("task", int(self.column("task_index", index, index + 1)[0, 0]), index)
@@ -215,14 +225,13 @@ class LeRobotDataset:
             DataError: the data file is missing or damaged, ends before the frames do, or has values that are not finite.
         """
         episode = self.episode_of(start)
-        first_row = episode.first_row + start - episode.from_index
-        rows = self._tables.rows(episode.data_file, name, first_row, first_row + stop - start)
+        rows = self._tables.rows(episode, name, start, stop)
         if len(rows) != stop - start:
-            raise DataError(f"{episode.data_file}: ends before frame {stop - 1}, which episode {episode.index} lists")
+            raise DataError(f"{self.locate(episode)[0]}: ends before frame {stop - 1}, which episode {episode.index} lists")
         if name in (STATE, ACTION) and not (finite := np.isfinite(rows).all(axis=1)).all():
-            row = first_row + int(finite.argmin())
+            path, row = self._row_of(episode, start + int(finite.argmin()))
             raise DataError(
-                f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite: row {row}; "
+                f"{path}: {name} of episode {episode.index} has values that are not finite: row {row}; "
                 "correct them, or record the episode again"
             )
         return rows
@@ -238,14 +247,18 @@ class LeRobotDataset:
             span = episode.videos[feature]
             time_s = span.from_s + float(self.column("timestamp", index, index + 1)[0, 0])
             if not 0 <= time_s < MAX_TIME_S:
-                row = episode.first_row + index - episode.from_index
-                raise DataError(f"{episode.data_file}: row {row}: timestamp is {time_s:g}, and seconds are expected")
+                path, row = self._row_of(episode, index)
+                raise DataError(f"{path}: row {row}: timestamp is {time_s:g}, and seconds are expected")
             return self._videos.open(span.path).frame_at(time_s)
-        row = episode.first_row + index - episode.from_index
-        return self._images.image(episode.data_file, feature, row)
+        path, row = self._row_of(episode, index)
+        return self._images.image(path, feature, row)
 
     def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata, str]]:
         return LeRobotDataset, (self.metadata, self.decoder)
+
+    def _row_of(self, episode: Episode, index: int) -> tuple[Path, int]:
+        path, first_row = self.locate(episode)
+        return path, first_row + index - episode.from_index
 
     def _look_up_text(self, kind: str, number: int, frame: int) -> str:
         metadata = self.metadata

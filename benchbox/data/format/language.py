@@ -21,7 +21,7 @@ from benchbox.data.format.metadata import read_table
 from benchbox.errors import DataError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from benchbox.data.format.metadata import Episode
@@ -35,9 +35,14 @@ _MAX_CACHED_EPISODES = 64
 
 
 class PersistentTexts:
-    """Persistent rows of episodes, read when an episode is first used. The most recently used episodes are kept."""
+    """Persistent rows of episodes, read when an episode is first used. The most recently used episodes are kept.
 
-    def __init__(self) -> None:
+    Args:
+        locate: function that returns the data file of an episode, and the number of its first row there.
+    """
+
+    def __init__(self, locate: Callable[[Episode], tuple[Path, int]]) -> None:
+        self._locate = locate
         self._cells = NestedCells([PERSISTENT], max_cached_groups=1)
         self._episodes: OrderedDict[int, dict[str, tuple[list[float], list[str]]]] = OrderedDict()
 
@@ -54,11 +59,12 @@ class PersistentTexts:
     def _rows(self, episode: Episode) -> dict[str, tuple[list[float], list[str]]]:
         """Return the times and texts of every style, in the order of time."""
         if episode.index not in self._episodes:
-            where = f"{episode.data_file}: row {episode.first_row}, {PERSISTENT}"
+            path, first_row = self._locate(episode)
+            where = f"{path}: row {first_row}, {PERSISTENT}"
             try:
-                rows = self._cells.cell(episode.data_file, PERSISTENT, episode.first_row)
+                rows = self._cells.cell(path, PERSISTENT, first_row)
             except FileNotFoundError:
-                raise DataError(f"{episode.data_file}: the file is missing") from None
+                raise DataError(f"{path}: the file is missing") from None
             except (OSError, IndexError, KeyError, pa.ArrowException) as error:
                 raise DataError(f"{where}: not readable ({reason_of(error)})") from None
             self._episodes[episode.index] = _by_style(rows, where)

@@ -38,7 +38,7 @@ class Episode:
     from_index: int
     to_index: int
     tasks: tuple[str, ...]
-    data_file: Path
+    data_file: Path  # as listed; `TableCache.locate` finds the rows where this is wrong
     first_row: int  # of the episode in its data file
     videos: dict[str, VideoSpan]  # by feature name
 
@@ -52,7 +52,7 @@ class DatasetMetadata:
     """Contents of the `meta` folder.
 
     `tasks` by task index; `subtasks` by subtask index, empty if the dataset has none; `statistics` feature -> statistic ->
-    values; `episodes` in order, without gaps.
+    values; `episodes` in order, without gaps; `shares_files`: whether a data file has several episodes.
     """
 
     root: Path
@@ -64,6 +64,12 @@ class DatasetMetadata:
     subtasks: dict[int, str]
     episodes: tuple[Episode, ...]
     statistics: Statistics
+    shares_files: bool = False
+
+
+def find_data_files(root: Path) -> list[Path]:
+    """Return the data files of a dataset in the order of their frames, as lerobot reads them, listed in `meta` or not."""
+    return sorted(root.glob("data/*/*.parquet"))
 
 
 def read_json_object(path: Path, missing: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchbox.data.format import statistics
-from benchbox.data.format.metadata import ACTION, STATE, Statistics
-from benchbox.data.format.tables import read_column
+from benchbox.data.format.metadata import ACTION, STATE, Statistics, find_data_files
+from benchbox.data.format.tables import TableCache, read_column
 from benchbox.store.files import write_json
 from benchbox.store.machine_cache import user_cache
 
@@ -63,7 +63,8 @@ def _merge(stored: Statistics, computed: Statistics) -> Statistics:
 
 
 def _compute(metadata: DatasetMetadata, on_progress: Callable[[int, int], None]) -> Statistics:
-    files = list(dict.fromkeys(episode.data_file for episode in metadata.episodes))
+    tables = TableCache(metadata)
+    files = list(dict.fromkeys(tables.locate(episode)[0] for episode in metadata.episodes))
     columns: dict[str, list[np.ndarray]] = {name: [] for name in FEATURES}
     for number, path in enumerate(files, 1):
         for name in FEATURES:
@@ -81,7 +82,9 @@ def _cache_files(root: Path) -> tuple[Path, Path]:
 def _fingerprint(metadata: DatasetMetadata) -> str:
     """Return a digest of the names, sizes and times of the data files, without opening them."""
     lines = []
-    for path in dict.fromkeys(episode.data_file for episode in metadata.episodes):
+    listed = dict.fromkeys(episode.data_file for episode in metadata.episodes)
+    unlisted = find_data_files(metadata.root) if metadata.shares_files else []  # see `TableCache.locate`
+    for path in listed | dict.fromkeys(unlisted):
         if path.exists():
             status = path.stat()
             lines.append(f"{path.relative_to(metadata.root)} {status.st_size} {status.st_mtime_ns}")

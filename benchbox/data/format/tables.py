@@ -2,54 +2,117 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from benchbox.data.format.metadata import ACTION, STATE, read_table
+from benchbox.data.format.metadata import ACTION, STATE, find_data_files, read_table
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from benchbox.data.format.metadata import DatasetMetadata, Episode
+
 MAX_CACHED_TABLES = 8
 INDICES = ("index", "episode_index", "frame_index", "task_index", "subtask_index")
 
 
+@dataclass(slots=True)
+class _Table:
+    """Columns of a data file that were read, the index of its first frame, and the number of its rows."""
+
+    columns: dict[str, np.ndarray]
+    first_frame: int
+    length: int
+
+
 class TableCache:
-    """Columns of the most recently used data files, read on first use."""
+    """Columns of the most recently used data files of a dataset, read on first use."""
 
-    def __init__(self, features: Mapping[str, Mapping[str, Any]]) -> None:
-        self._features = features
-        self._tables: OrderedDict[Path, dict[str, np.ndarray]] = OrderedDict()  # columns
-        self._last: tuple[Path | None, dict[str, np.ndarray]] = (None, {})
+    def __init__(self, metadata: DatasetMetadata) -> None:
+        self._metadata = metadata
+        self._tables: OrderedDict[Path, _Table] = OrderedDict()
+        self._last: tuple[Path | None, _Table] = (None, _Table({}, 0, 0))
+        self._relocated: dict[int, tuple[Path, int]] = {}  # by the first frame of episodes that are not where they are listed
 
-    def rows(self, path: Path, name: str, start: int, stop: int) -> np.ndarray:
-        """Return the values (rows, D) of a column from row `start` of the file up to `stop` (exclusive).
+    def rows(self, episode: Episode, name: str, start: int, stop: int) -> np.ndarray:
+        """Return the values (rows, D) of a column for frames `start` up to `stop` (exclusive) of an episode.
 
         There are fewer if the file ends earlier. State and action are float32.
 
         Raises:
             DataError: the file is missing or damaged, or its values do not have the shape of the feature.
         """
-        columns = self._open(path)
-        if name not in columns:
-            columns[name] = read_column(path, name, self._features[name])
-        return columns[name][start:stop]
+        path, first_row = self.locate(episode)
+        column = self._column(path, name)
+        shift = first_row - episode.from_index
+        return column[start + shift : stop + shift]
 
-    def _open(self, path: Path) -> dict[str, np.ndarray]:
+    def locate(self, episode: Episode) -> tuple[Path, int]:
+        """Return the data file of an episode, and the number of its first row there.
+
+        `convert_dataset_v21_to_v30` of lerobot 0.4 lists the first episode of every further file under the file before it.
+        lerobot reads rows by their position in all files; here the column `index` says which file has the episode.
+
+        Raises:
+            DataError: no data file has the episode, or a file is missing or damaged.
+        """
+        if not self._metadata.shares_files:
+            return episode.data_file, episode.first_row
+        path, row = self._relocated.get(episode.from_index) or (episode.data_file, episode.first_row)
+        if path is self._last[0] or path in self._tables or path.is_file():
+            table = self._open(path)
+            if row < table.length and table.first_frame + row == episode.from_index:
+                return path, row
+        self._relocated[episode.from_index] = self._search(episode)
+        return self._relocated[episode.from_index]
+
+    def _search(self, episode: Episode) -> tuple[Path, int]:
+        """Find an episode in its file by the column `index`, or in another file, of which a few are opened."""
+        path = episode.data_file
+        if path.is_file() and (row := self._row_of(path, episode)) is not None:
+            return path, row
+        files = find_data_files(self._metadata.root)
+        number = bisect_right(files, episode.from_index, key=lambda path: self._open(path).first_frame) - 1
+        if number >= 0 and (row := self._row_of(files[number], episode)) is not None:
+            return files[number], row
+        table, row = self._open(path), episode.first_row
+        content = f"row {row} is frame {table.first_frame + row}" if row < table.length else f"it has {table.length} rows"
+        raise DataError(
+            f"{path}: {content}, and meta/episodes lists episode {episode.index} from row {row} and frame {episode.from_index} "
+            "on, which no data file has; restore the data files, or convert the dataset anew"
+        )
+
+    def _row_of(self, path: Path, episode: Episode) -> int | None:
+        """Return the row with the first frame of an episode, None if a file has no such row."""
+        table = self._open(path)
+        row = episode.from_index - table.first_frame
+        if not 0 <= row < table.length or self._column(path, "episode_index")[row, 0] != episode.index:
+            return None
+        return row
+
+    def _column(self, path: Path, name: str) -> np.ndarray:
+        columns = self._open(path).columns
+        if name not in columns:
+            columns[name] = read_column(path, name, self._metadata.features[name])
+        return columns[name]
+
+    def _open(self, path: Path) -> _Table:
         if path is self._last[0]:  # comparing paths takes longer than reading a row
             return self._last[1]
         if path not in self._tables:
-            index = read_column(path, "index", self._features["index"])
+            index = read_column(path, "index", self._metadata.features["index"])
             gaps = np.flatnonzero(np.diff(index[:, 0]) != 1)
             if len(gaps) or not len(index):
                 where = f"row {gaps[0] + 1} does not follow the one before it" if len(gaps) else "it has no rows"
                 raise DataError(f"{path}: its rows are not consecutive frames: {where}")
-            self._tables[path] = {"index": index}
+            self._tables[path] = _Table({"index": index}, int(index[0, 0]), len(index))
         self._tables.move_to_end(path)
         while len(self._tables) > MAX_CACHED_TABLES:
             self._tables.popitem(last=False)

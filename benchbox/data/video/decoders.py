@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from benchbox.data.video.files import VideoReader
+from benchbox.data.video.files import VideoReader, check_start
 from benchbox.errors import ConfigurationError, Problem, reason_of
 from benchbox.registry.names import did_you_mean
 from benchbox.store.files import atomic_file
@@ -43,6 +43,7 @@ class FrameReader(Protocol):
     """Reader of one video file."""
 
     path: Path
+    start_s: float  # time of the first frame
 
     def frame_at(self, time_s: float) -> np.ndarray:
         """Return the frame shown at a time, within half a frame's duration: (H, W, 3) uint8 RGB."""
@@ -106,6 +107,7 @@ def time_decoder(decoder: str, path: Path, metadata: DatasetMetadata) -> float:
     times_s = []
     for _ in range(_REPEATS):
         with closing(open_reader(decoder, path, metadata.fps)) as reader:
+            check_start(path, reader.start_s, span.from_s, metadata.fps)
             reader.frame_at(span.from_s)  # the first frame pays for the set-up
             start_s = time.thread_time()
             for frame in frames:

@@ -63,6 +63,27 @@ def open_video(path: Path) -> Any:
     return container
 
 
+def start_time_s(stream: Any) -> float:
+    """Return the presentation time of the first frame of a video stream."""
+    return float((stream.start_time or 0) * stream.time_base)
+
+
+def check_start(path: Path, start_s: float, first_s: float, fps: float) -> None:
+    """Check that a video does not begin after the first frame that the dataset expects in it.
+
+    The times of its further frames would be those of earlier ones, and nothing else would show it. lerobot refuses the frames
+    before the start, with every decoder.
+
+    Raises:
+        DataError: it begins later.
+    """
+    if start_s - first_s >= 0.5 / fps:
+        raise DataError(
+            f"{path}: the video begins at {start_s:.3f} s, and its first frame in the dataset is at {first_s:.3f} s: all "
+            "frames would be shifted; encode the video again with the first frame at that time"
+        )
+
+
 class VideoReader:
     """Frames of one file by presentation time. Reading forwards decodes every frame once."""
 
@@ -73,6 +94,7 @@ class VideoReader:
         self._container = open_video(path)
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE"
+        self.start_s = start_time_s(self._stream)
         self._frames: Iterator[Any] = self._container.decode(self._stream)
         self._to_rgb = VideoReformatter()  # shared by all frames: its set-up takes longer than its use
         self._current: tuple[float, np.ndarray] | None = None  # time and pixels of the most recently decoded frame
@@ -133,11 +155,20 @@ class VideoCache:
     """Most recently used video files of a dataset, opened on first use.
 
     A forked process opens files anew: those of its parent share their position with the parent.
+
+    Args:
+        first_time_s: function that returns the time of the first frame of the dataset in a file.
     """
 
-    def __init__(self, fps: float, open_reader: Callable[[Path, float, FrameCounts], FrameReader] = VideoReader) -> None:
+    def __init__(
+        self,
+        fps: float,
+        open_reader: Callable[[Path, float, FrameCounts], FrameReader] = VideoReader,
+        first_time_s: Callable[[Path], float] = lambda _: 0.0,
+    ) -> None:
         self._fps = fps
         self._open_reader = open_reader
+        self._first_time_s = first_time_s
         self._pid = os.getpid()
         self.counts = FrameCounts()
         self._readers: OrderedDict[Path, FrameReader] = OrderedDict()
@@ -147,7 +178,7 @@ class VideoCache:
         """Return the reader of a file.
 
         Raises:
-            DataError: the file is missing or damaged.
+            DataError: the file is missing or damaged, or begins after its first frame in the dataset.
         """
         if self._pid != os.getpid():
             self._pid = os.getpid()
@@ -156,7 +187,10 @@ class VideoCache:
         if self._last is not None and path is self._last.path:  # comparing paths takes as long as finding a frame
             return self._last
         if path not in self._readers:
-            self._readers[path] = self._open_reader(path, self._fps, self.counts)
+            reader = self._open_reader(path, self._fps, self.counts)
+            if reader.start_s > 0:  # rare, and the first time is searched in all episodes
+                check_start(path, reader.start_s, self._first_time_s(path), self._fps)
+            self._readers[path] = reader
         self._readers.move_to_end(path)
         while len(self._readers) > MAX_OPEN_VIDEOS:
             self._readers.popitem(last=False)[1].close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import av
 
 from benchbox.data.format.layouts.layout import WrittenVideo
-from benchbox.data.video.files import VideoReader, VideoWriter, open_video
+from benchbox.data.video.files import VideoReader, VideoWriter, check_start, open_video, start_time_s
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class VideoCopier:
         try:
             with open_video(span.path) as source:
                 stream = source.streams.video[0]
+                check_start(span.path, start_time_s(stream), span.from_s, self._fps)
                 packets = _packets_of(source, stream, span.from_s, frames, 1 / self._fps)
                 if packets is None:
                     return self._encode(span, frames)

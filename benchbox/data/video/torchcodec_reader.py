@@ -28,6 +28,7 @@ class TorchcodecReader:
             self._decoder: Any = VideoDecoder(str(path), dimension_order="NHWC", num_ffmpeg_threads=1)
         except (RuntimeError, ValueError) as error:
             raise DataError(f"{path}: not readable as video ({_reason(error)})") from None
+        self.start_s = float(self._decoder.metadata.begin_stream_seconds or 0)
 
     def frame_at(self, time_s: float) -> np.ndarray:
         """Return the frame shown at that time, within half a frame's duration: (H, W, 3) uint8 RGB.

@@ -130,7 +130,7 @@ class _EpisodeRows:
     """Rows of episodes, with the indices that they have in the new dataset. The data file read last is kept."""
 
     def __init__(self, dataset: LeRobotDataset, left_out: Sequence[str]) -> None:
-        self._root = dataset.root
+        self._dataset = dataset
         self._left_out = left_out
         self._images = [name for name, feature in dataset.features.items() if feature["dtype"] == "image"]
         self._source: tuple[Path, pa.Table] | None = None
@@ -142,11 +142,11 @@ class _EpisodeRows:
         Raises:
             DataError: the file is missing or damaged, or ends before the episode does.
         """
-        path = episode.data_file
+        path, first_row = self._dataset.locate(episode)
         if self._source is None or self._source[0] != path:
             table = read_table(path)
             self._source = path, table.select([name for name in table.column_names if name not in self._left_out])
-        rows = self._source[1].slice(episode.first_row, episode.length)
+        rows = self._source[1].slice(first_row, episode.length)
         if len(rows) != episode.length:
             raise DataError(f"{path}: ends before frame {episode.to_index - 1}, which episode {episode.index} lists")
         index = np.arange(episode.from_index, episode.to_index)
@@ -175,7 +175,7 @@ class _EpisodeRows:
                 raise DataError(f"{path}: row {row}, {name}: not an image; an object with bytes or a path is expected")
             if cell.get("bytes") is None:
                 try:
-                    cell["bytes"] = (self._root / str(cell.get("path"))).read_bytes()
+                    cell["bytes"] = (self._dataset.root / str(cell.get("path"))).read_bytes()
                 except OSError as error:
                     raise DataError(f"{path}: row {row} names an image that cannot be read ({error})") from None
         return pa.array(cells, rows.schema.field(name).type)

@@ -10,7 +10,7 @@ import pytest
 from benchbox.data import open_dataset
 from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
-from tests.support.datasets import annotate, copy_with_short_video
+from tests.support.datasets import annotate, copy_with_short_video, write_dataset
 
 
 @pytest.fixture
@@ -53,15 +53,23 @@ def test_statistics_that_are_missing_are_no_problem_and_said_to_be_computed(data
     assert inspection.facts["statistics of action"] == "min, max; normalises by min_max; training computes what is missing"
 
 
-def test_rows_that_are_not_those_of_the_episode_table_are_a_problem(dataset_root, tmp_path):
-    root = shutil.copytree(dataset_root, tmp_path / "shifted")
-    (file,) = root.glob("data/*/*")
-    table = pq.read_table(file)
-    column = table.column_names.index("index")
-    pq.write_table(table.set_column(column, table.schema.field(column), pc.add(table["index"], 3)), file)
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_rows_that_are_not_those_of_the_episode_table_are_a_problem(tmp_path, version):
+    root = write_dataset(tmp_path / "shifted", version=version)
+    for file in root.glob("data/*/*"):
+        table = pq.read_table(file)
+        column = table.column_names.index("index")
+        pq.write_table(table.set_column(column, table.schema.field(column), pc.add(table["index"], 3)), file)
     problems = inspect(open_dataset(root)).problems
-    assert problems[1] == f"{file}: row 13 is frame 16, and episode 1 begins at frame 13"
     assert len(problems) == 3
+    if version == "v3.0":
+        assert problems[1] == (
+            f"{file}: row 13 is frame 16, and meta/episodes lists episode 1 from row 13 and frame 13 on, which no data file "
+            "has; restore the data files, or convert the dataset anew"
+        )
+    else:
+        path = root / "data/chunk-000/episode_000001.parquet"
+        assert problems[1] == f"{path}: row 0 is frame 16, and episode 1 begins at frame 13"
 
 
 def test_the_shipped_sample_is_small_whole_and_has_four_cameras():

@@ -84,6 +84,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         subtasks=read_subtasks(root),
         episodes=tuple(episodes),
         statistics=read_statistics(root / "meta/stats.json"),
+        shares_files=True,
     )
 
 

@@ -4,16 +4,24 @@ import json
 import pickle
 import random
 import shutil
+from fractions import Fraction
 
+import av
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from benchbox.data import LeRobotWriter, open_dataset
+from benchbox.data.dataset.lerobot import LeRobotDataset, open_training_dataset
+from benchbox.data.inspection import inspect
+from benchbox.data.video.decoders import installed_decoders
+from benchbox.data.writing.convert import convert
 from benchbox.errors import DataError
-from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, read_index, write_dataset
+from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, draw_index, read_index, split_data, write_dataset
 
 FRAMES = sum(LENGTHS)
 
@@ -115,6 +123,115 @@ def test_large_datasets_go_on_in_further_files(tmp_path):
     ds = open_dataset(root)
     assert [read_index(ds.image("front", i)) for i in (0, 8, 9, 35)] == [0, 8, 9, 35]
     assert torch.equal(ds[35]["action"], torch.tensor([3.5, -3.5]))
+
+
+# Data files as convert_dataset_v21_to_v30 of lerobot 0.4.4 writes them: their episodes by number, and the file listed for each.
+CONVERTED = {
+    "the first episode of a file under the file before it": ({0: (0, 1), 1: (2, 3), 2: (4, 5)}, (0, 0, 0, 1, 1, 2)),
+    "a last file under which no episode is listed": ({0: (0, 1), 1: (2, 3, 4), 2: (5,)}, (0, 0, 0, 1, 1, 1)),
+    "episodes larger than a file, and a first file that was never written": (
+        {number + 1: (number,) for number in range(6)},
+        tuple(range(6)),
+    ),
+}
+
+
+@pytest.fixture(params=CONVERTED)
+def converted(request, tmp_path):
+    """A dataset as lerobot 0.4.4 converts it, whose episode table names the wrong data files, and which lacks statistics."""
+    whole = write_dataset(tmp_path / "whole", lengths=(5, 3, 4, 6, 2, 7), tasks=tuple("abcdef"))
+    (whole / "meta/stats.json").unlink()
+    return split_data(whole, tmp_path / "converted", *CONVERTED[request.param])
+
+
+def test_episodes_that_lerobot_lists_under_the_wrong_data_file_are_read_right(converted, tmp_path):
+    order = [*range(27), 26, 0, 12, 8]
+    for root in (converted, tmp_path / "v21"):
+        ds = open_dataset(root)
+        assert [round(10 * float(ds[index]["action"][0])) for index in order] == order
+        assert [read_index(ds.image("front", index)) for index in order] == order
+        assert [ds.task(episode.from_index) for episode in ds.episodes] == [*"abcdef"]
+        assert inspect(ds).problems == []
+        if root == converted:
+            convert(root, tmp_path / "v21", "v2.1")
+
+
+def test_statistics_are_of_data_files_that_no_episode_is_listed_under_too(converted):
+    statistics = open_training_dataset(converted)[0].statistics["action"]
+    assert (statistics["count"], statistics["max"]) == ([27], [pytest.approx(2.6), 0])
+    last = max(converted.glob("data/*/*.parquet"))
+    table = pq.read_table(last)
+    actions = pa.array([[5.0, 0.0]] * len(table), table.schema.field("action").type)
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", actions), last)
+    assert open_training_dataset(converted)[0].statistics["action"]["max"] == [5, 0]
+
+
+def test_episodes_that_no_data_file_has_are_one_line_with_the_file_the_row_and_a_remedy(tmp_path):
+    whole = write_dataset(tmp_path / "whole", lengths=(5, 3, 4), tasks=tuple("abc"))
+    root = split_data(whole, tmp_path / "without_the_second", {0: (0,), 1: (2,)}, (0, 0, 1))
+    ds = open_dataset(root)
+    assert [round(10 * float(ds[index]["action"][0])) for index in (0, 4, 8, 11)] == [0, 4, 8, 11]
+    with pytest.raises(DataError) as caught:
+        ds[5]
+    assert str(caught.value) == (
+        f"{root}/data/chunk-000/file-000.parquet: it has 5 rows, and meta/episodes lists episode 1 from row 5 and frame 5 on, "
+        "which no data file has; restore the data files, or convert the dataset anew"
+    )
+
+
+# Files of 10 frames/s: how late the first frame is, and options of the container and of the encoder.
+LATE = {
+    "a frame": (1, {}, {"bf": "0"}),
+    "three frames, in a file of reordered frames": (3, {}, {"bf": "2"}),
+    "the reordering of frames, without an edit list": (0, {"use_editlist": "0", "movflags": "faststart"}, {"bf": "2"}),
+}
+
+
+def encode_late(path, *, frames, start, container, encoder, size=(32, 48)):
+    """Encode images of the frames 0, 1, ... as H.264, the first of them at `start` tenths of a second."""
+    with av.open(str(path), "w", options=container) as output:
+        stream = output.add_stream("libx264", rate=10, options={"g": "8", **encoder})
+        (stream.height, stream.width), stream.pix_fmt = size, "yuv420p"
+        for index in range(frames):
+            frame = av.VideoFrame.from_ndarray(draw_index(index, *size), format="rgb24")
+            frame.pts, frame.time_base = index + start, Fraction(1, 10)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("decoder", installed_decoders())
+def test_a_video_that_begins_late_is_one_line_that_names_the_file_the_time_and_a_remedy(broken, tmp_path, name, decoder):
+    start, container, encoder = LATE[name]
+    (path,) = broken.glob("videos/*front/*/*")
+    encode_late(path, frames=FRAMES, start=start, container=container, encoder=encoder)
+    start_s = {"a frame": 0.1, "three frames, in a file of reordered frames": 0.3}.get(name, 0.2)
+    says = (
+        f"{path}: the video begins at {start_s:.3f} s, and its first frame in the dataset is at 0.000 s: all frames would be "
+        "shifted; encode the video again with the first frame at that time"
+    )
+    ds = LeRobotDataset(open_dataset(broken).metadata, decoder)
+    for index in (20, 0):  # frame 20 would be one that is earlier
+        with pytest.raises(DataError) as caught:
+            ds.image("front", index)
+        assert str(caught.value) == says
+    assert read_index(ds.image("wrist", 20)) == 20
+    with pytest.raises(DataError) as caught:
+        convert(broken, tmp_path / "v21", "v2.1")
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("decoder", installed_decoders())
+def test_a_video_may_begin_where_its_first_episode_does(broken, decoder):
+    """Times of episodes in v3.0 are those of the file, whenever it begins."""
+    (path,) = broken.glob("videos/*front/*/*")
+    encode_late(path, frames=FRAMES, start=3, container={}, encoder={"bf": "2"})
+    episodes = broken / "meta/episodes/chunk-000/file-000.parquet"
+    table, name = pq.read_table(episodes), "videos/observation.images.front/from_timestamp"
+    times = pc.add(table[name], 0.3)
+    pq.write_table(table.set_column(table.column_names.index(name), name, times), episodes)
+    ds = LeRobotDataset(open_dataset(broken).metadata, decoder)
+    assert [read_index(ds.image("front", index)) for index in (20, *range(FRAMES))] == [20, *range(FRAMES)]
 
 
 def test_the_files_are_those_of_the_v30_layout(dataset_root):
