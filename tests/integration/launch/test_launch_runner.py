@@ -40,7 +40,7 @@ class Bench:
             launcher=self.launcher,
             progress=ConsoleProgress(Console(file=out, force_terminal=terminal, width=100), lambda cell: f"size={cell.size}"),
             policy_dirs=[self.policy_dir],
-            **options,
+            **{"stop": lambda: False, **options},
         )
         self.text = out.getvalue()
         return summary
