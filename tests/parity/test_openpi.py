@@ -117,7 +117,7 @@ def test_exported_weights_act_in_openpi_as_here(policy: Policy, dims: int, parit
         theirs = openpi.sample_actions(velocity, noise, policy.config.denoising_steps)
     quantity = "actions of weights exported to it"
     if dims == REAL_DIMS:
-        quantity = "the same with padded dimensions, whose velocity is exact"
+        quantity = "actions with padded dimensions, whose velocity is exact"
     parity.compare(name_of(policy), PEER, quantity, policy.select_actions(batch), theirs)
 
 
