@@ -1,5 +1,6 @@
 """`benchbox eval`: the success rate of a checkpoint in simulated environments."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,4 +89,4 @@ def _print_episode(result: "EpisodeResult") -> None:
 
 
 def _print_warning(line: str) -> None:
-    print(f"warning: {line}", flush=True)
+    print(f"warning: {line}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """`benchbox validate`: the validation of a checkpoint, without training."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +78,10 @@ def _print_record(record: "Mapping[str, Any]") -> None:
     if "reason" in record:
         print(record["reason"])
     for line in record.get("data_changes", ()):
-        print(f"warning: the data of the training have changed, perhaps also their statistics or FAST tokens: {line}")
+        print(
+            f"warning: the data of the training have changed, perhaps also their statistics or FAST tokens: {line}",
+            file=sys.stderr,
+        )
     for group in record.get("groups", ()):
         mode = "" if group["control_mode"] == "unknown" else f", {group['control_mode']}"
         print(f"  {group['dataset']}{mode}: loss {group['loss']:.4f} of {group['samples']:,} samples")

@@ -13,7 +13,7 @@ from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
 from benchbox.data.dataset.lerobot import RESPONSE
-from benchbox.data.samples.digest import check_unchanged, digest_statistics
+from benchbox.data.samples.digest import check_unchanged, digest_state_statistics
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
@@ -93,7 +93,7 @@ def evaluate(
     if spec.response_tokens and inputs.dataset.has_text(RESPONSE):
         warn("the policy was trained on data with responses, and acts without one: eval decodes none")
     if spec.state_in_prompt:  # what normalises otherwise is in the checkpoint
-        digest = digest_statistics(str(inputs.dataset.root), inputs.dataset.statistics)
+        digest = digest_state_statistics(str(inputs.dataset.root), inputs.dataset.statistics)
         hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
         check_unchanged(checkpoint, manifest.data, [digest], hint)
     count = min(settings.environments, settings.episodes)
@@ -103,8 +103,9 @@ def evaluate(
             for _ in range(count)
         ]
         task, limit = environments[0].task, environments[0].max_steps
-        if (line := unknown_task(task, inputs)) is not None:
-            warn(line)
+        task_warning = unknown_task(task, inputs)
+        if task_warning is not None:
+            warn(task_warning)
         policy = load_policy(checkpoint, policy_dirs, averages=settings.averages)
         assert isinstance(policy, nn.Module)
         policy.to(_DTYPES[settings.dtype])
@@ -131,7 +132,7 @@ def evaluate(
         "checkpoint": {"name": checkpoint.resolve().name, "steps": manifest.steps, "cell": cell.to_dict()},
         "env": settings.env,
         "task": task,
-        "task_in_dataset": line is None,
+        "task_in_dataset": task_warning is None,
         "cameras": list(inputs.cameras),
         "frames_per_s": inputs.dataset.fps,
         "horizon": spec.acting_horizon,

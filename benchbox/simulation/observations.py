@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchbox.data.text.prompt import clean_task
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.simulation.processes import SimulationError
 
@@ -47,7 +48,7 @@ def check_observation(observation: EnvironmentFrame, inputs: LiveInputs, where: 
 def unknown_task(task: str, inputs: LiveInputs) -> str | None:
     """Return a line about an instruction that the policy was not trained on, None for one of the dataset's tasks."""
     tasks = inputs.dataset.tasks
-    if task in tasks:
+    if clean_task(task) in map(clean_task, tasks):
         return None
     shown = ", ".join(map(repr, tasks[:_SHOWN_TASKS])) + (", ..." if len(tasks) > _SHOWN_TASKS else "")
     return f"the task {task!r} of the environment is none of the {len(tasks)} in {inputs.dataset.root}: {shown}"

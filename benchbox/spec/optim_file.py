@@ -102,10 +102,6 @@ class OptimFile(Strict):
         if self.schedule == "wsd" and self.warmup_steps > (start := optim_spec(self).decay_start):
             message = f"warmup_steps {self.warmup_steps} reach into the decay from step {start} of {self.total_steps}"
             raise refusal(message, "shorten warmup_steps or decay_steps")
-        if self.schedule == "warmup_cosine" and self.warmup_steps >= self.total_steps:
-            default = "" if "warmup_steps" in keys else " by default"
-            message = f"warmup_steps is {self.warmup_steps}{default}, and the schedule ends at total_steps {self.total_steps}"
-            raise refusal(f"{message}, before any decay", "write warmup_steps below total_steps")
         if "thaw_warmup_steps" in keys and not self.freeze_backbone_steps:
             raise refusal("thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen")
         if "ema_warmup" in keys and self.ema_decay is None:

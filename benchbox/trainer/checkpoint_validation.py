@@ -68,12 +68,14 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     spec, changes = policy.batch_spec(), list[str]()
 
     def check(of_training: MixtureSamples) -> None:
-        digests = digest_datasets(of_training)
+        saved, digests = manifest.data, digest_datasets(of_training)
+        if saved is not None and len(saved) == len(digests) and numbers is not None and not spec.fast_tokens:
+            saved, digests = [saved[number] for number in numbers], [digests[number] for number in numbers]
         if not is_other and not settings.all_episodes:
             hint = "validate on the data that it was trained on, or with --all-episodes, or on other data with --data"
-            check_unchanged(checkpoint, manifest.data, digests, hint)
-        elif manifest.data is not None and (not is_other or spec.fast_tokens):
-            changes.extend(data_differences(manifest.data, digests))
+            check_unchanged(checkpoint, saved, digests, hint)
+        elif saved is not None and (not is_other or spec.fast_tokens):
+            changes.extend(data_differences(saved, digests))
 
     samples = open_validated_samples(trained, cell.data, spec, check)
     segments = (samples.training_segments if settings.all_episodes else samples.validation_segments)(numbers)

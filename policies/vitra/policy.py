@@ -69,7 +69,7 @@ class Vitra(PrefixPolicy):
 
     reads_state: ClassVar[bool] = True
     config: VitraConfig
-    state_dims: Tensor  # (datasets,) int64: state dimensions of each dataset
+    dims: Tensor  # (datasets, 2) int64: state and action dimensions of each dataset, which a batch for acting does not have
 
     def __init__(self, config: VitraConfig, axes: Axes) -> None:
         super().__init__(config, axes)
@@ -88,7 +88,7 @@ class Vitra(PrefixPolicy):
             horizon=config.horizon,
         )
         self.action_normaliser = Normaliser(config.action_dim, self.spec.action_normalisation)
-        self.register_buffer("state_dims", torch.tensor([config.state_dim]))
+        self.register_buffer("dims", torch.tensor([[config.state_dim, config.action_dim]]))
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
         """Return images, prompt, field of view and cognition token.
@@ -145,7 +145,7 @@ class Vitra(PrefixPolicy):
         batch, present = self.prepare_batch(batch, acting=True)
         condition = self.condition(batch, present)
         noise = batch["noise"][:, 0]
-        action_mask = self._hand_dims(batch["action_dim_mask"])[:, None].expand_as(noise)
+        action_mask = self._hand_dims(self._dataset_dims(batch, 1))[:, None].expand_as(noise)
         unconditional = torch.arange(2, device=noise.device).expand(len(noise), -1) == 1  # (B, 2)
         state, state_mask = self._current_state(batch)
 
@@ -164,9 +164,13 @@ class Vitra(PrefixPolicy):
 
     def _current_state(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the current state and the mask of its valid dimensions, both (B, S)."""
-        sizes = self.state_dims[batch["dataset_index"], None]
-        dims = torch.arange(self.config.state_dim, device=sizes.device) < sizes
-        return self.normalised_states(batch)[:, -1], dims & batch["history_mask"][:, -1:]
+        return self.normalised_states(batch)[:, -1], self._dataset_dims(batch, 0) & batch["history_mask"][:, -1:]
+
+    def _dataset_dims(self, batch: Batch, column: int) -> Tensor:
+        """Return which dimensions a sample's dataset has of the state (B, S), column 0, or of the action (B, A), column 1."""
+        size = (self.config.state_dim, self.config.action_dim)[column]
+        dims = self.dims[batch["dataset_index"], column]
+        return torch.arange(size, device=dims.device) < dims[:, None]
 
     @staticmethod
     def _hand_dims(dim_mask: Tensor) -> Tensor:
@@ -201,7 +205,8 @@ class Vitra(PrefixPolicy):
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         super().load_statistics(statistics)
         self.action_normaliser.load([features[ACTION] for features in statistics])
-        load_dataset_rows(self, "state_dims", torch.tensor([len(features[STATE]["mean"]) for features in statistics]))
+        widths = [[len(features[name]["mean"]) for name in (STATE, ACTION)] for features in statistics]
+        load_dataset_rows(self, "dims", torch.tensor(widths))
 
 
 def part_losses(

@@ -53,7 +53,7 @@ def evaluate(checkpoint: Path, env: str, out: Path, *options: str) -> str:
     result = CliRunner().invoke(app, ["eval", str(checkpoint), "--env", env, "--out", str(out), *options])
     if result.exception is not None:
         raise result.exception
-    return result.stdout
+    return result.output
 
 
 def test_each_checkpoint_of_a_training_has_an_evaluation_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_prompt_is_not_written_with_statistics_that_have_changed(policy: str, 
     with pytest.raises(ConfigurationError) as refused:
         evaluate(saved, TOY, tmp_path / "after", *options)
     hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
-    assert str(refused.value) == f"{saved}: other data: {root}: the statistics of state and action have changed; {hint}"
+    assert str(refused.value) == f"{saved}: other data: {root}: the statistics of the state have changed; {hint}"
     write_json(saved / "checkpoint.json", read_json(saved / "checkpoint.json") | {"data": None})
     evaluate(saved, TOY, tmp_path / "after", *options)
 

@@ -35,7 +35,7 @@ def test_a_training_warns_once_of_tasks_that_are_cut_and_of_steps_that_end_in_th
     assert result.returncode == 0, result.stderr
     assert result.stderr.startswith(f"warning: {root}: prompt_tokens is 48, and the ends of 1 of 1 tasks are cut: ")
     assert result.stderr.count("\n") == 1
-    note = "note: the training ends in the warm-up: optim.warmup_steps is 1000 and steps is 2, "
+    note = "note: the training ends in the warm-up: steps is 2 and optim.warmup_steps is 1000, "
     assert result.stdout.index(note) < result.stdout.index("step 1/2")
 
 

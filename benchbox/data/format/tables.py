@@ -58,14 +58,17 @@ class TableCache:
         """Return the data file of an episode, and the number of its first row there.
 
         `convert_dataset_v21_to_v30` of lerobot 0.4 lists the first episode of every further file under the file before it.
-        lerobot reads rows by their position in all files; here the column `index` says which file has the episode.
+        lerobot reads rows by their position in all files; here the column `index` says which file has the episode. Where it
+        says of none, rows are those that are listed, if they are of the episode.
 
         Raises:
             DataError: no data file has the episode, or a file is missing or damaged.
         """
         if not self._metadata.shares_files:
             return episode.data_file, episode.first_row
-        path, row = self._relocated.get(episode.from_index) or (episode.data_file, episode.first_row)
+        if (found := self._relocated.get(episode.from_index)) is not None:
+            return found
+        path, row = episode.data_file, episode.first_row
         if path is self._last[0] or path in self._tables or path.is_file():
             table = self._open(path)
             if row < table.length and table.first_frame + row == episode.from_index:
@@ -83,6 +86,8 @@ class TableCache:
         if number >= 0 and (row := self._row_of(files[number], episode)) is not None:
             return files[number], row
         table, row = self._open(path), episode.first_row
+        if row + episode.length <= table.length and self._column(path, "episode_index")[row, 0] == episode.index:
+            return path, row  # which `data inspect` reports
         content = f"row {row} is frame {table.first_frame + row}" if row < table.length else f"it has {table.length} rows"
         raise DataError(
             f"{path}: {content}, and meta/episodes lists episode {episode.index} from row {row} and frame {episode.from_index} "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from benchbox.data.format.metadata import ACTION, STATE
+from benchbox.data.format.metadata import STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.errors import ConfigurationError, Problem
@@ -36,6 +36,7 @@ class DatasetDigest(TypedDict):
     kept_frames_sha256: str
     validation_frames_sha256: str
     statistics_sha256: str  # of state and action, those that normalise
+    state_statistics_sha256: str
 
 
 # Key of a digest -> what it counts or digests, in the order in which a difference is stated: the first explains the others.
@@ -50,6 +51,7 @@ _CONTENTS = {
     "kept_frames_sha256": "the frames that are kept",
     "validation_frames_sha256": "the episodes for validation",
     "statistics_sha256": "the statistics of state and action",
+    "state_statistics_sha256": "the statistics of the state",
 }
 
 
@@ -78,10 +80,9 @@ def data_differences(saved: Sequence[Mapping[str, Any]], current: Sequence[Mappi
             yield f"{now['dataset']}: {text}"
 
 
-def digest_statistics(dataset: str, statistics: Statistics) -> dict[str, Any]:
-    """Return the digest of the statistics of a dataset alone, to compare with that of a checkpoint."""
-    of_vectors = {name: statistics.get(name, {}) for name in (STATE, ACTION)}
-    return {"dataset": dataset, "statistics_sha256": _sha256(_statistics_text(of_vectors).encode())}
+def digest_state_statistics(dataset: str, statistics: Statistics) -> dict[str, Any]:
+    """Return the digest of the statistics of the state alone, to compare with that of a checkpoint."""
+    return {"dataset": dataset, "state_statistics_sha256": _statistics_sha256({STATE: statistics.get(STATE, {})})}
 
 
 def check_unchanged(
@@ -113,8 +114,13 @@ def _digest(member: MixtureDataset, statistics: Statistics) -> DatasetDigest:
         "episode_lengths_sha256": _sha256(lengths.astype("<i8").tobytes()),
         "kept_frames_sha256": _sha256(segments[np.argsort(segments[:, 0])].astype("<i8").tobytes()),
         "validation_frames_sha256": _sha256(selection.validation.astype("<i8").tobytes()),
-        "statistics_sha256": _sha256(_statistics_text(statistics).encode()),
+        "statistics_sha256": _statistics_sha256(statistics),
+        "state_statistics_sha256": _statistics_sha256({STATE: statistics.get(STATE, {})}),
     }
+
+
+def _statistics_sha256(statistics: Statistics) -> str:
+    return _sha256(_statistics_text(statistics).encode())
 
 
 def _statistics_text(statistics: Statistics) -> str:

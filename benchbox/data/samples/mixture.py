@@ -73,7 +73,7 @@ class MixtureSamples:
 
     Raises:
         DataError: a dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
-        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies, or a prompt may be too long.
+        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class MixtureSamples:
         """Decoders of the datasets' videos, None if they have none."""
         return ", ".join(dict.fromkeys(part.decoder for part in self._parts if part.decoder)) or None
 
-    def describe_cut_tasks(self) -> list[str]:
-        """Return a line for each dataset with tasks that do not fit into a prompt whole."""
+    def describe_long_prompts(self) -> list[str]:
+        """Return a line for each dataset with prompts that may not fit whole."""
         lines = [
-            (member.settings.path, part.describe_cut_tasks()) for member, part in zip(self.members, self._parts, strict=True)
+            (member.settings.path, part.describe_long_prompts()) for member, part in zip(self.members, self._parts, strict=True)
         ]
         return [f"{path}: {line}" for path, line in lines if line is not None]
 

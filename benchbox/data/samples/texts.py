@@ -22,7 +22,6 @@ from benchbox.data.text.prompt import (
     whole_prompt,
 )
 from benchbox.data.text.tokenizer import open_tokenizer
-from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +42,7 @@ class FrameTexts:
         tokenizer: a `tokenizer.json`; without one every byte is a token.
 
     Raises:
-        ConfigurationError: the tokenizer does not fit the policy's text vocabulary, or a prompt with the longest state and
-            memory that a frame may have does not fit, even without a task.
+        ConfigurationError: the tokenizer does not fit the policy's text vocabulary.
     """
 
     def __init__(self, dataset: LeRobotDataset, spec: BatchSpec, tokenizer: Path | None) -> None:
@@ -55,14 +53,6 @@ class FrameTexts:
         self._encode_prompt = CachedEncoder(partial(encode_prompt, self._tokenizer, spec))
         self._encode_target = CachedEncoder(partial(encode_target, self._tokenizer))
         self._metadata_fields = [name for name in dataset.texts if name.startswith(METADATA)][: spec.metadata[0]]
-        self._longest_inputs = self._find_longest_inputs()
-        self._task_room = spec.prompt_tokens - sum(map(len, prompt_without_task(self._tokenizer, spec, *self._longest_inputs)))
-        if spec.prompt_tokens and self._task_room < 0:
-            message = (
-                f"{dataset.root}: prompt_tokens is {spec.prompt_tokens}, and the prompt takes up to "
-                f"{spec.prompt_tokens - self._task_room} without its task{self._describe_longest_inputs()}"
-            )
-            raise ConfigurationError(Problem("data", message, f"{self._tokenizer_hint}{_MORE_TOKENS}"))
 
     def encode(self, start: int, bins: Sequence[tuple[int, ...] | None]) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
         """Return the tokens and mask of every text in the spec, for the frames from `start` on.
@@ -90,28 +80,38 @@ class FrameTexts:
             texts["metadata"] = [self._encode_metadata(frame) for frame in frames]
         return texts
 
-    def describe_cut_tasks(self) -> str | None:
-        """Return a line on the tasks that do not fit into a prompt whole, with the remedy; None if all do, or none is read.
+    def describe_long_prompts(self) -> str | None:
+        """Return a line on prompts that do not fit whole, with the remedy; None if all do, or none is read.
 
-        Prompts are those with the longest state and memory that a frame may have.
+        They are prompts with the longest state and memory that a frame may have.
         """
         spec, tokenizer, tasks = self._spec, self._tokenizer, self._dataset.tasks
-        lengths = {task: len(whole_prompt(tokenizer, spec, task, *self._longest_inputs)) for task in tasks}
-        cut = [task for task, length in lengths.items() if 0 < spec.prompt_tokens < length]
+        if not spec.prompt_tokens:
+            return None
+        inputs = self._find_longest_inputs()
+        sizes, may_be = _describe_inputs(spec, *inputs), any(inputs)
+        room = spec.prompt_tokens - sum(map(len, prompt_without_task(tokenizer, spec, *inputs)))
+        if room < 0:
+            return (
+                f"prompt_tokens is {spec.prompt_tokens}, and a prompt takes up to {spec.prompt_tokens - room} without its task"
+                f"{sizes}: a frame whose prompt takes more ends the training; {self._tokenizer_hint}{_MORE_TOKENS}"
+            )
+        lengths = {task: len(whole_prompt(tokenizer, spec, task, *inputs)) for task in tasks}
+        cut = [task for task, length in lengths.items() if length > spec.prompt_tokens]
         if not cut:
             return None
         longest = max(cut, key=lengths.__getitem__)
-        tokens = len(tokenizer.encode(clean_task(longest)))
         line = (
-            f"prompt_tokens is {spec.prompt_tokens}, and the ends of {len(cut)} of {len(tasks)} tasks are cut: the longest, "
-            f"{_shorten(longest)}, takes {tokens} tokens, and {self._task_room} are left{self._describe_longest_inputs()}"
+            f"prompt_tokens is {spec.prompt_tokens}, and the ends of {len(cut)} of {len(tasks)} tasks "
+            f"{'may be' if may_be else 'are'} cut: the longest, {_shorten(longest)}, takes "
+            f"{len(tokenizer.encode(clean_task(longest)))} tokens, and {room} are left{sizes}"
         )
-        equal = self._find_equal_tasks()
+        equal = self._find_equal_tasks(*inputs)
         if equal:
             first, second, *_ = equal[0]
             line += (
-                f"; {sum(map(len, equal))} different tasks have the same tokens as another one, such as "
-                f"{_shorten(first)} and {_shorten(second)}"
+                f"; {sum(map(len, equal))} different tasks {'may ' if may_be else ''}have the same tokens as another one, "
+                f"such as {_shorten(first)} and {_shorten(second)}"
             )
         return f"{line}; {self._tokenizer_hint}{_MORE_TOKENS}, or shorten the tasks"
 
@@ -120,11 +120,11 @@ class FrameTexts:
         """Remedy for long prompts where every byte is a token, an empty text elsewhere."""
         return "name a tokenizer with fewer tokens per word, " if isinstance(self._tokenizer, ByteTokenizer) else ""
 
-    def _find_equal_tasks(self) -> list[list[str]]:
-        """Return the groups of tasks that differ in words and have the same tokens."""
+    def _find_equal_tasks(self, state: list[int] | None, memory: str) -> list[list[str]]:
+        """Return the groups of tasks that differ in words and have the same tokens, beside this state and memory."""
         groups: dict[bytes, dict[str, str]] = {}  # in which spellings of the same words are one task
         for task in self._dataset.tasks:
-            tokens, _ = encode_prompt(self._tokenizer, self._spec, task, *self._longest_inputs)
+            tokens, _ = encode_prompt(self._tokenizer, self._spec, task, state, memory)
             groups.setdefault(tokens.tobytes(), {}).setdefault(clean_task(task), task)
         return [list(group.values()) for group in groups.values() if len(group) > 1]
 
@@ -135,14 +135,6 @@ class FrameTexts:
         if spec.state_in_prompt:
             state = [longest_bin(self._tokenizer, spec)] * int(np.prod(dataset.features[STATE]["shape"]))
         return state, "memory " * spec.memory_tokens if dataset.has_text(MEMORY) else ""
-
-    def _describe_longest_inputs(self) -> str:
-        """Return the sizes of what prompts have beside the task, in parentheses; an empty text if they have nothing."""
-        state, memory = self._longest_inputs
-        sizes = [] if state is None else [f"a state of {len(state)} values"]
-        if memory:
-            sizes.append(f"a memory of {self._spec.memory_tokens} tokens")
-        return f" ({' and '.join(sizes)})" if sizes else ""
 
     def _past_memory(self, frame: int) -> str:
         """Return the memory of the frame before, which the policy remembers; at the start of an episode it is empty."""
@@ -160,6 +152,14 @@ class FrameTexts:
                 ids = self._tokenizer.encode(f"{name.removeprefix(METADATA)}: {text}, ")
                 tokens[row], mask[row] = pad_tokens(ids, length, self._tokenizer.pad)
         return tokens, mask
+
+
+def _describe_inputs(spec: BatchSpec, state: list[int] | None, memory: str) -> str:
+    """Return the sizes of what prompts have beside the task, in parentheses; an empty text if they have nothing."""
+    sizes = [] if state is None else [f"a state of {len(state)} values"]
+    if memory:
+        sizes.append(f"a memory of {spec.memory_tokens} tokens")
+    return f" ({' and '.join(sizes)})" if sizes else ""
 
 
 def _shorten(task: str) -> str:

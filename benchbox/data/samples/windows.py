@@ -63,7 +63,7 @@ class DatasetSamples:
 
     Raises:
         DataError: the dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
-        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies, or a prompt may be too long.
+        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class DatasetSamples:
         fields |= {name: tokens.expand(rows, -1) for name, tokens in self._texts.cues.items()}
         return fields | draw_random_fields(spec, self.seed, epoch, range(*(self.membership.first + i for i in (start, stop))))
 
-    def describe_cut_tasks(self) -> str | None:
-        """See `FrameTexts.describe_cut_tasks`."""
-        return self._texts.describe_cut_tasks()
+    def describe_long_prompts(self) -> str | None:
+        """See `FrameTexts.describe_long_prompts`."""
+        return self._texts.describe_long_prompts()
 
     def chunk(self, index: int) -> np.ndarray:
         """Return the actions (N, D) of frame `index` as a FAST tokenizer reads them: [min, max] is [-1, 1]."""

@@ -189,7 +189,11 @@ class VideoCache:
         if path not in self._readers:
             reader = self._open_reader(path, self._fps, self.counts)
             if reader.start_s > 0:  # rare, and the first time is searched in all episodes
-                check_start(path, reader.start_s, self._first_time_s(path), self._fps)
+                try:
+                    check_start(path, reader.start_s, self._first_time_s(path), self._fps)
+                except DataError:
+                    reader.close()
+                    raise
             self._readers[path] = reader
         self._readers.move_to_end(path)
         while len(self._readers) > MAX_OPEN_VIDEOS:

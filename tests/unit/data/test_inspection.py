@@ -63,10 +63,7 @@ def test_rows_that_are_not_those_of_the_episode_table_are_a_problem(tmp_path, ve
     problems = inspect(open_dataset(root)).problems
     assert len(problems) == 3
     if version == "v3.0":
-        assert problems[1] == (
-            f"{file}: row 13 is frame 16, and meta/episodes lists episode 1 from row 13 and frame 13 on, which no data file "
-            "has; restore the data files, or convert the dataset anew"
-        )
+        assert problems[1] == f"{file}: row 13 is frame 16, and episode 1 begins at frame 13"
     else:
         path = root / "data/chunk-000/episode_000001.parquet"
         assert problems[1] == f"{path}: row 0 is frame 16, and episode 1 begins at frame 13"

@@ -141,20 +141,6 @@ def test_the_shipped_training_files_load():
             "{schedule: wsd, warmup_steps: 50, total_steps: 60, decay_steps: 20}",
             "8:8: warmup_steps 50 reach into the decay from step 40 of 60; shorten warmup_steps or decay_steps",
         ),
-        (
-            "{lr: 1e-3, total_steps: 200}",
-            (
-                "8:8: warmup_steps is 1000 by default, and the schedule ends at total_steps 200, before any decay; "
-                "write warmup_steps below total_steps"
-            ),
-        ),
-        (
-            "{warmup_steps: 8, total_steps: 8}",
-            (
-                "8:8: warmup_steps is 8, and the schedule ends at total_steps 8, before any decay; "
-                "write warmup_steps below total_steps"
-            ),
-        ),
         ("{thaw_warmup_steps: 5}", "8:8: thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen"),
         ("{ema_warmup: true}", "8:8: ema_warmup needs ema_decay: there is no average"),
         ("{ema_decay: 1.0}", "8:20: optim.ema_decay must be less than 1.0, not 1.0"),
@@ -180,8 +166,16 @@ def test_a_training_that_ends_in_its_warm_up_says_what_share_of_the_rate_it_reac
     note = schedule_note(load_training(GOOD))
     assert schedule_note(load_training(GOOD + "optim: {warmup_steps: 5}\n")), "it would reach it in the step after the last"
     assert note == (
-        "the training ends in the warm-up: optim.warmup_steps is 1000 and steps is 5, so the highest learning rate is 0.5% of "
+        "the training ends in the warm-up: steps is 5 and optim.warmup_steps is 1000, so the highest learning rate is 0.5% of "
         "optim.lr; lower optim.warmup_steps, or write optim.schedule: constant"
+    )
+
+
+def test_a_schedule_that_ends_in_its_warm_up_says_so_too(load_training):
+    note = schedule_note(load_training(GOOD + "optim: {warmup_steps: 4, total_steps: 3}\n"))
+    assert note.startswith(
+        "the schedule ends in the warm-up: optim.total_steps is 3 and optim.warmup_steps is 4, so the highest learning rate is "
+        "60.0% of optim.lr; "
     )
 
 

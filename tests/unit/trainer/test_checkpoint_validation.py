@@ -115,18 +115,23 @@ def robot(root: Path, episodes: int) -> Path:
     return write_robot(root, cameras={"top": (16, 16)}, lengths=(5,) * episodes)
 
 
+def checkpoint_of(folder: Path, policy: str, *roots: Path) -> Path:
+    """Return a checkpoint of a training on these datasets."""
+    datasets = tuple(DatasetSpec(path=str(root)) for root in roots)
+    data = DataSpec(kind="lerobot", datasets=datasets, validation=0.3, workers=0)
+    cell = Cell(policy=policy, size="tiny", backend="single", world_size=1, batch=2, cams=1, data=data)
+    module = build(policy, "tiny")
+    samples = open_samples(data, module.batch_spec(), cell.seed)
+    session = build_session(cell, module, samples.statistics)
+    manager = CheckpointManager(folder, cell, CheckpointSection(background=False), data=digest_datasets(samples))
+    return manager.save(session, 1)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a training on a dataset of 10 episodes, which then grew to 13."""
     folder = tmp_path_factory.mktemp("training")
-    dataset = DatasetSpec(path=str(robot(folder / "robot", 10)))
-    data = DataSpec(kind="lerobot", datasets=(dataset,), validation=0.3, workers=0)
-    cell = Cell(policy="pi05", size="tiny", backend="single", world_size=1, batch=2, cams=1, data=data)
-    policy = build("pi05", "tiny")
-    samples = open_samples(data, policy.batch_spec(), cell.seed)
-    session = build_session(cell, policy, samples.statistics)
-    manager = CheckpointManager(folder, cell, CheckpointSection(background=False), data=digest_datasets(samples))
-    checkpoint = manager.save(session, 1)
+    checkpoint = checkpoint_of(folder, "pi05", robot(folder / "robot", 10))
     robot(folder / "robot", 13)
     return checkpoint
 
@@ -136,7 +141,7 @@ def validate(checkpoint: Path, out: Path, *options: str) -> tuple[str, list[str]
     result = CliRunner().invoke(app, ["validate", str(checkpoint), "--max-samples", "2", "--out", str(out), *options])
     if result.exception is not None:
         raise result.exception
-    return result.stdout, read_json(out)["data_changes"]
+    return result.output, read_json(out)["data_changes"]
 
 
 def test_episodes_that_were_trained_on_are_not_held_out_after_the_dataset_has_grown(saved: Path, tmp_path: Path) -> None:
@@ -147,6 +152,19 @@ def test_episodes_that_were_trained_on_are_not_held_out_after_the_dataset_has_gr
             validate(saved, tmp_path / "v.json", *options)
         hint = "validate on the data that it was trained on, or with --all-episodes, or on other data with --data"
         assert str(refused.value) == f"{saved}: other data: {root}: 10 episodes then, 13 now; {hint}"
+
+
+def test_a_dataset_of_a_mixture_is_validated_though_another_one_has_grown(tmp_path: Path) -> None:
+    """Its held-out episodes and its statistics are those of the training; FAST tokens, which pi0 has not, would be others."""
+    same, grown = robot(tmp_path / "same", 10), robot(tmp_path / "grown", 10)
+    checkpoint = checkpoint_of(tmp_path, "pi0", same, grown)
+    robot(grown, 13)
+    for options in ((), ("--all-episodes",)):
+        assert validate(checkpoint, tmp_path / "v.json", "--data", str(same), *options)[1] == []
+    with pytest.raises(ConfigurationError, match="10 episodes then, 13 now"):
+        validate(checkpoint, tmp_path / "v.json", "--data", str(grown))
+    with pytest.raises(ConfigurationError, match="10 episodes then, 13 now"):
+        validate(checkpoint, tmp_path / "v.json")
 
 
 def test_all_episodes_of_data_that_have_changed_are_validated_with_a_warning(saved: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchbox.data import open_dataset
 from benchbox.data.loading.loader import open_samples
-from benchbox.data.samples.digest import DatasetDigest, data_differences, digest_datasets, digest_statistics
+from benchbox.data.samples.digest import DatasetDigest, data_differences, digest_datasets, digest_state_statistics
 from benchbox.registry.contracts import BatchSpec
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
@@ -89,5 +89,5 @@ def test_a_statistic_without_numbers_is_other_than_one_with_them(tmp_path: Path,
     statistics = open_dataset(write(tmp_path / "a")).statistics
     state = statistics["observation.state"]
     changed = {**statistics, "observation.state": {**state, "mean": damaged}}
-    then, now = (digest_statistics("robot", values) for values in (statistics, changed))
-    assert list(data_differences([then], [now])) == ["robot: the statistics of state and action have changed"]
+    then, now = (digest_state_statistics("robot", values) for values in (statistics, changed))
+    assert list(data_differences([then], [now])) == ["robot: the statistics of the state have changed"]

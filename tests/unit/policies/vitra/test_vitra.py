@@ -302,18 +302,15 @@ def test_actions_outside_the_dataset_s_dimensions_are_its_mean(awake):
             }
         ]
 
-    def act(state: int, action: int) -> torch.Tensor:
-        policy.load_statistics(statistics(state, action))
-        batch["action_dim_mask"] = (torch.arange(192) < action).expand(4, -1)
-        return policy.select_actions(batch)
-
     masks = []
     policy.dit.register_forward_pre_hook(lambda _, args: masks.append((args[1], args[6])))
-    actions = act(60, 110)
+    policy.load_statistics(statistics(60, 110))
+    actions = policy.select_actions(batch)
     assert (actions[..., :102] != 0.5).all()
     assert (actions[..., 102:110] == 0.5).all()
     assert not actions[..., 110:].any()
-    assert not act(9, HAND)[..., HAND:].any()
+    policy.load_statistics(statistics(9, HAND))
+    assert not policy.select_actions(batch)[..., HAND:].any()
     assert masks[0][0].sum(dim=-1).unique().tolist() == [102]
     assert masks[0][1].sum(dim=-1).unique().tolist() == [60]
     assert masks[-1][0].sum(dim=-1).unique().tolist() == [HAND]
