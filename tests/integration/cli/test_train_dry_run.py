@@ -114,8 +114,8 @@ def test_a_prompt_that_may_not_fit_is_a_warning_though_that_of_the_first_sample_
     assert result.returncode == 0
     assert result.stderr == (
         f"warning: {robot}: prompt_tokens is 128, and a prompt takes up to 129 without its task (a state of 28 values): a "
-        "frame whose prompt takes more ends the training; name a tokenizer with fewer tokens per word, choose a policy or size with "
-        "more prompt_tokens\n"
+        "frame whose prompt takes more ends the training; name a tokenizer with fewer tokens per word, choose a policy or size "
+        "with more prompt_tokens\n"
     )
 
 
