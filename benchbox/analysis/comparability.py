@@ -289,8 +289,8 @@ def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> 
     ok = [record for record in records if record["status"] == "ok"]
     differences = {}
     for key in _SAME_IN_A_RUN:
-        known = (value for record in ok if (value := _environment_value(record["environment"], key)) is not None)
-        values = dict.fromkeys(map(matrix_text, known))
+        values_of_launches = (_environment_value(record["environment"], key) for record in ok)
+        values = dict.fromkeys(matrix_text(value) for value in values_of_launches if value is not None)
         if len(values) > 1:
             differences[key] = f"launches of {run} differ in {key}: {', '.join(values)}"
     return differences

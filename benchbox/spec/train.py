@@ -224,15 +224,18 @@ def load_train(
 
 def schedule_note(config: TrainConfig) -> str | None:
     """Return a line if the training or its schedule ends before the learning rate has reached `optim.lr`; else None."""
-    optim, steps, end = config.cell.optim, config.steps, f"the training ends in the warm-up: steps is {config.steps}"
-    if optim.schedule == "warmup_cosine" and optim.total_steps < steps:
-        steps, end = optim.total_steps, f"the schedule ends in the warm-up: optim.total_steps is {optim.total_steps}"
+    optim = config.cell.optim
+    ends_before = optim.schedule == "warmup_cosine" and optim.total_steps < config.steps
+    steps = optim.total_steps if ends_before else config.steps
     if optim.schedule == "constant" or steps > optim.warmup_steps:
         return None
+    limit = f"schedule ends in the warm-up: optim.total_steps is {steps}"
+    if not ends_before:
+        limit = f"training ends in the warm-up: steps is {steps}"
     highest = steps / (optim.warmup_steps + 1)
     return (
-        f"{end} and optim.warmup_steps is {optim.warmup_steps}, so the highest learning rate is {highest:.1%} of optim.lr; "
-        "lower optim.warmup_steps, or write optim.schedule: constant"
+        f"the {limit} and optim.warmup_steps is {optim.warmup_steps}, so the highest learning rate is {highest:.1%} of "
+        "optim.lr; lower optim.warmup_steps, or write optim.schedule: constant"
     )
 
 

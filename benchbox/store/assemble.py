@@ -264,5 +264,5 @@ def _data(ranks: Sequence[RankResult]) -> DataRecord | None:
 
 def _of_all(combine: Callable[[list[_Number]], _Number], values: Sequence[_Number | None]) -> _Number | None:
     """Combine the values of all ranks; None when one of them is unknown."""
-    known = [value for value in values if value is not None]
-    return combine(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return combine(numbers) if numbers and len(numbers) == len(values) else None

@@ -35,6 +35,8 @@ from tests.support.policy_batches import build
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from click.testing import Result
+
     from benchbox.simulation.rollout import EpisodeResult
 
 TOY = "tests.support.toy_environment:ToyEnvironment"
@@ -49,11 +51,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return CheckpointManager(tmp_path_factory.mktemp("training"), cell, section).save(session, 7)
 
 
-def evaluate(checkpoint: Path, env: str, out: Path, *options: str) -> str:
+def run_eval(checkpoint: Path, env: str, out: Path, *options: str) -> Result:
     result = CliRunner().invoke(app, ["eval", str(checkpoint), "--env", env, "--out", str(out), *options])
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result
+
+
+def evaluate(checkpoint: Path, env: str, out: Path, *options: str) -> str:
+    return run_eval(checkpoint, env, out, *options).stdout
 
 
 def test_each_checkpoint_of_a_training_has_an_evaluation_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
@@ -74,15 +80,15 @@ def test_each_checkpoint_of_a_training_has_an_evaluation_of_its_own(checkpoint: 
 
 
 def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp_path: Path) -> None:
-    output = evaluate(checkpoint, TOY, tmp_path, "--episodes", "12", "--videos", "2", "--execute", "5")
+    result = run_eval(checkpoint, TOY, tmp_path, "--episodes", "12", "--videos", "2", "--execute", "5")
     record = json.loads((tmp_path / "evaluation.json").read_text())
     assert [(episode["seed"], episode["solved"]) for episode in record["episodes"]] == [(n, n < 10) for n in range(12)]
     assert record["success_rate"]["solved"] == 10
     assert record["success_rate"]["low"] == pytest.approx(0.552, abs=1e-3)
     assert (record["checkpoint"]["steps"], record["execute"], record["horizon"]) == (7, 5, 10)
     assert record["task_in_dataset"] is False
-    assert output.startswith("warning: the task 'add' of the environment is none of the 2 in ")
-    assert "solved 10 of 12 episodes, 83% (95% interval 55% to 95%)" in output
+    assert result.stderr.startswith("warning: the task 'add' of the environment is none of the 2 in ")
+    assert "solved 10 of 12 episodes, 83% (95% interval 55% to 95%)" in result.stdout
     assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["episode-0000.mp4", "episode-0001.mp4"]
     page = (tmp_path / "evaluation.html").read_text()
     assert "10 of 12" in page
@@ -100,9 +106,9 @@ def test_a_policy_that_was_trained_with_responses_acts_without_one_and_a_warning
     cell = Cell(policy="pi05", size="tiny", backend="single", world_size=1, batch=1, data=data)
     session = build_session(cell, build("pi05", "tiny"), [open_dataset(sample_path()).statistics])
     saved = CheckpointManager(tmp_path / "training", cell, CheckpointSection(background=False)).save(session, 1)
-    output = evaluate(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0")
+    result = run_eval(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0")
     warning = "warning: the policy was trained on data with responses, and acts without one: eval decodes none\n"
-    assert output.count(warning) == has_responses
+    assert result.stderr.count(warning) == has_responses
 
 
 @pytest.mark.parametrize(("first_action", "acted"), [(0, 5), (-1, 4)])
@@ -159,7 +165,10 @@ def test_averages_act_on_request_and_are_refused_where_a_checkpoint_has_none(che
 
 @pytest.mark.parametrize(("policy", "size"), [("pi05", "tiny_flow"), ("pi0", "tiny")])
 def test_a_prompt_is_not_written_with_statistics_that_have_changed(policy: str, size: str, tmp_path: Path) -> None:
-    """A policy that reads the state in its prompt would see other numbers. What normalises pi0's state is in its checkpoint."""
+    """A policy that reads the state in its prompt would see other numbers.
+
+    What normalises actions, and the state that pi0 reads, is in the checkpoint.
+    """
     root = tmp_path / "robot"
     robot = {"cameras": {"top": (16, 16)}, "state": 4, "action": 4}
     write_robot(root, **robot)
@@ -173,6 +182,10 @@ def test_a_prompt_is_not_written_with_statistics_that_have_changed(policy: str, 
     ).save(session, 1)
     options = ("--episodes", "1", "--videos", "0", "--execute", "5")
     evaluate(saved, TOY, tmp_path / "before", *options)
+    statistics = read_json(root / "meta/stats.json")
+    doubled = {name: [2 * number for number in statistics["action"][name]] for name in ("mean", "std", "q01", "q99")}
+    write_json(root / "meta/stats.json", statistics | {"action": statistics["action"] | doubled})
+    evaluate(saved, TOY, tmp_path / "other actions", *options)
     shutil.rmtree(root)
     write_robot(root, **robot, scale=2.0)
     if policy == "pi0":

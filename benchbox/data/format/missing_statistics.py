@@ -58,8 +58,10 @@ def complete_statistics(
 
 def _merge(stored: Statistics, computed: Statistics) -> Statistics:
     """Return the stored statistics with those that they lack. What is damaged stays, and is reported when it is used."""
-    own = {name: stored.get(name, {}) for name in computed}
-    return stored | {name: computed[name] | values for name, values in own.items() if isinstance(values, dict)}
+    completed = {
+        name: lacking | present for name, lacking in computed.items() if isinstance(present := stored.get(name, {}), dict)
+    }
+    return stored | completed
 
 
 def _compute(metadata: DatasetMetadata, on_progress: Callable[[int, int], None]) -> Statistics:

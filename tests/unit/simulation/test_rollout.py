@@ -192,6 +192,7 @@ def test_each_camera_has_the_size_that_it_has_in_the_dataset(tmp_path: Path) -> 
 
 def test_a_task_that_the_dataset_lacks_is_stated(inputs: LiveInputs) -> None:
     assert unknown_task("door open", inputs) is None
+    assert unknown_task("door_open\n", inputs) is None, "prompts have the same words"
     line = f"the task 'add' of the environment is none of the 2 in {inputs.dataset.root}: 'reach', 'door open'"
     assert unknown_task("add", inputs) == line
 

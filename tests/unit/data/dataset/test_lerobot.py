@@ -9,6 +9,7 @@ from fractions import Fraction
 import av
 import numpy as np
 import pandas as pd
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -215,6 +216,7 @@ def test_a_video_that_begins_late_is_one_line_that_names_the_file_the_time_and_a
         with pytest.raises(DataError) as caught:
             ds.image("front", index)
         assert str(caught.value) == says
+    assert str(path) not in [file.path for file in psutil.Process().open_files()]
     assert read_index(ds.image("wrist", 20)) == 20
     with pytest.raises(DataError) as caught:
         convert(broken, tmp_path / "v21", "v2.1")
