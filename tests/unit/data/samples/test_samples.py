@@ -13,7 +13,6 @@ from benchbox.data import open_dataset
 from benchbox.data.dataset.frame_images import letterbox
 from benchbox.data.loading.loader import open_stream
 from benchbox.data.samples.windows import DatasetSamples
-from benchbox.data.text.fast import FastTokenizer
 from benchbox.data.text.prompt import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
@@ -44,42 +43,6 @@ def test_history_before_the_start_of_an_episode_is_black_and_masked(samples):
     assert sample["images"][0].max() == 0
     assert [read_index(sample["images"][t, 0]) for t in (1, 2)] == [14, 15]
     assert torch.equal(sample["state"][0], sample["state"][1])
-
-
-def test_actions_past_the_end_of_an_episode_repeat_the_last_and_are_marked(samples):
-    sample = samples.sample(0, 11)  # the last but one of an episode of 13
-    assert sample["action_is_pad"].tolist() == [False, False, True, True, True]
-    torch.testing.assert_close(sample["action"][:, 0], torch.tensor([1.1, 1.2, 1.2, 1.2, 1.2]))
-
-
-@pytest.mark.parametrize(
-    ("index", "actions", "outside"),
-    [
-        (0, [0.0, 0.0, 0.0, 0.1, 0.2], [True, True, False, False, False]),
-        (15, [1.4, 1.4, 1.5, 1.6, 1.7], [True, False, False, False, False]),  # the second frame of its episode
-        (12, [1.0, 1.1, 1.2, 1.2, 1.2], [False, False, False, True, True]),  # the last one of its episode
-    ],
-)
-def test_a_chunk_may_begin_before_the_current_frame_and_repeats_the_first_action_of_an_episode(
-    dataset_root, spec, index, actions, outside
-):
-    """Repeated actions are marked before the start of an episode as they are past its end, as in lerobot."""
-    sample = DatasetSamples(open_dataset(dataset_root), replace(spec, first_action=-2), seed=0).sample(0, index)
-    torch.testing.assert_close(sample["action"][:, 0], torch.tensor(actions))
-    assert sample["action_is_pad"].tolist() == outside
-
-
-@pytest.mark.parametrize("first", [1, -5])
-def test_a_chunk_without_the_action_of_the_current_frame_is_refused(spec, first):
-    with pytest.raises(ConfigurationError, match=rf"BatchSpec.first_action: is {first}, .* write a number from -4 to 0"):
-        replace(spec, first_action=first)
-
-
-def test_frames_of_an_episode_read_at_once_have_the_chunks_of_single_ones(dataset_root, spec):
-    samples = DatasetSamples(open_dataset(dataset_root), replace(spec, first_action=-2), seed=0)
-    rows = samples.samples(0, 14, 34)
-    for key in ("action", "action_is_pad"):
-        assert torch.equal(rows[key], torch.stack([samples.sample(0, index)[key] for index in range(14, 34)]))
 
 
 def test_dimensions_the_dataset_lacks_are_zero_and_masked(samples):
@@ -142,28 +105,6 @@ def test_the_prompt_is_the_task_and_the_state_in_quantile_bins(samples):
 def test_without_the_state_the_prompt_is_the_same_for_every_frame_of_a_task(dataset_root, spec):
     samples = DatasetSamples(open_dataset(dataset_root), replace(spec, state_in_prompt=False), seed=0)
     assert torch.equal(samples.sample(0, 14)["prompt_tokens"], samples.sample(0, 30)["prompt_tokens"])
-
-
-def test_fast_tokens_stand_for_the_normalised_chunk(dataset_root, spec):
-    samples = DatasetSamples(open_dataset(dataset_root), replace(spec, fast_tokens=40), seed=0)
-    sample = samples.sample(0, 22)
-    ids = sample["fast_tokens"][sample["fast_mask"]].tolist()
-    assert sample["fast_tokens"][~sample["fast_mask"]].unique().tolist() == [255]
-    assert int(sample["fast_truncated"]) == 0
-    # frames 0 to 33 hold actions (i, -i) / 10: min_max puts frame i at -1 + 2 i / 33 in the first dimension
-    expected = -1 + 2 * np.arange(22, 27) / 33
-    chunk = samples.fast.decode(ids)
-    np.testing.assert_allclose(chunk, np.stack([expected, -expected], 1), atol=5**0.5 / 20 + 1e-3)
-
-
-def test_fast_tokens_that_do_not_fit_are_counted(dataset_root, spec):
-    dataset = open_dataset(dataset_root)
-    complete = DatasetSamples(dataset, replace(spec, fast_tokens=40), seed=0).sample(0, 2)
-    cut = DatasetSamples(dataset, replace(spec, fast_tokens=1), seed=0).sample(0, 2)
-    wanted = int(complete["fast_mask"].sum())
-    assert wanted > 1
-    assert int(cut["fast_truncated"]) == wanted - 1
-    assert cut["fast_tokens"].tolist() == complete["fast_tokens"][:1].tolist()
 
 
 def test_dataset_and_synthetic_samples_have_the_same_table(dataset_root, full_spec):
@@ -415,10 +356,3 @@ def test_a_lerobot_stream_needs_a_path(spec):
 def test_an_unknown_kind_of_data_is_refused(spec):
     with pytest.raises(ConfigurationError, match="unknown kind of data 'smaple'"):
         open_stream(DataSpec(kind="smaple"), spec, batch=1, accumulation=1, rank=0, world_size=1, seed=0)
-
-
-def test_chunks_are_trained_on_in_a_fixed_order(dataset_root, spec):
-    tokenizer, another = (DatasetSamples(open_dataset(dataset_root), spec, seed=seed).fast for seed in (0, 1))
-    assert isinstance(tokenizer, FastTokenizer)
-    chunk = np.linspace(-1, 1, 10).reshape(5, 2)
-    assert tokenizer.encode(chunk) == another.encode(chunk)
