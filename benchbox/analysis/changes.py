@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from benchbox.analysis.baseline_walks import resolved_point
 from benchbox.analysis.certificates import LARGEST_BATCH
 from benchbox.analysis.comparability import (
     environment_differences,
@@ -30,7 +31,7 @@ from benchbox.analysis.inference import (
 )
 from benchbox.analysis.noise import noise_floor
 from benchbox.analysis.regression import has_noise, value_change
-from benchbox.analysis.summary import label, varying_fields
+from benchbox.analysis.summary import MISSING, label, varying_fields
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metric_by_name
 from benchbox.spec.cell import Cell
@@ -143,7 +144,8 @@ def compare_runs(
         before, after = base.cells.get(cell_id), head.cells.get(cell_id)
         status = _status_change(cell_id, text, before, after, refusal or limits)
         if status is not None:
-            changes.append(status)
+            if not _only_searched_beyond(figures, status, base, head):
+                changes.append(status)
             continue
         assert before is not None
         assert after is not None
@@ -235,21 +237,32 @@ def _status_change(
     Args:
         refusal: why memory may not be compared: as with other devices or another limit.
     """
-    statuses = [figures.status if figures is not None else "missing" for figures in (before, after)]
+    statuses = [figures.status if figures is not None else MISSING for figures in (before, after)]
     if statuses == ["ok", "ok"]:
         return None
     base, head = statuses
     verdict: Verdict = "neutral" if base == head else "regression" if base == "ok" else "improvement"
     reason = after.reason if after is not None and verdict != "neutral" and head != "ok" else None
-    if "missing" in statuses:
+    if MISSING in statuses:
         verdict = "missing"
-        absent = "base" if base == "missing" else "head"
+        absent = "base" if base == MISSING else "head"
         reason = f"{absent} does not have it"
     elif {base, head} == {"ok", "oom"} and refusal is not None:
         verdict, reason = "incomparable", refusal
     elif "ok" not in statuses and base != head:
         verdict = "inconclusive"
     return Change(cell_id=cell_id, cell=text, metric=STATUS, unit="text", base=base, head=head, verdict=verdict, reason=reason)
+
+
+def _only_searched_beyond(figures: CellFigures, status: Change, base: RunFigures, head: RunFigures) -> bool:
+    """Return whether a batch of a walk of both sides ran out of memory on one, and the other's walk had no need to try it.
+
+    The largest batches of the walks are what is compared.
+    """
+    if not figures.of_walk or {status.base, status.head} != {"oom", MISSING}:
+        return False
+    point = resolved_point(figures.cell)
+    return point in base.walks and point in head.walks
 
 
 def _change(

@@ -73,7 +73,7 @@ def compare(
         before,
         after,
         metric_names=metric,
-        vary=[key for text in vary for key in text.split(",")],
+        vary=[key.strip() for text in vary for key in text.split(",")],
         relevant=parse_share(relevant, "--relevant"),
     )
     if output is ComparisonFormat.text and out is None:

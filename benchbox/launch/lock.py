@@ -24,7 +24,7 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
     file is for people.
 
     Raises:
-        ConfigurationError: another process holds the lock, or the directory cannot be created or written.
+        ConfigurationError: another process holds the lock, or the directory cannot be created, written or locked.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,10 +34,14 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
             raise ConfigurationError(
                 f"{folder}: another run (process {holder}) is using it; wait for it, or name another directory with --out"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"{folder}: cannot be locked ({error.strerror}); name a directory of another file system with --out"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

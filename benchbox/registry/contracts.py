@@ -84,6 +84,7 @@ class BatchSpec:
     prompt_template: str = ""  # of {task}, {memory} and {state}, in place of openpi's texts; <eos> stands for that token
     response_tokens: int = 0
     response_template: str = "{text}<eos>"
+    response_generated: bool = False  # the policy acts on a response of its own: it has `generate_response`
     memory_tokens: int = 0
     sole_targets: tuple[str, ...] = ()  # texts, of a policy that learns nothing else: data without all of them teach nothing
     metadata: tuple[int, int] = (0, 0)  # fields, tokens of each
@@ -262,3 +263,18 @@ class Policy(Protocol):
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         """Fill the normalisation buffers: one mapping feature -> statistic -> values for every dataset of the mixture."""
+
+
+class RespondingPolicy(Policy, Protocol):
+    """A policy whose spec says `response_generated`: it acts on a response that it has written."""
+
+    def generate_response(self, batch: Batch, end: Tensor) -> Batch:
+        """Return the batch with a response (`response_tokens`, `response_mask`) of the policy's own, to act on.
+
+        It is called outside wrappers, in evaluation, before `select_actions`.
+
+        Args:
+            batch: with the keys that are available before acting. What it has as response is ignored.
+            end: (E,) int64, the tokens that follow the text of a response: its first one ends a response, and all are written
+                then, as far as there is room.
+        """

@@ -29,9 +29,10 @@ _METHOD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilmedEpisode:
-    """Stills of an episode, as URIs of their data."""
+    """Stills of an episode, as URIs of their data, and the responses that the policy generated, each with its first step."""
 
     title: str
+    responses: tuple[tuple[int, str], ...]
     stills: tuple[str, ...]
 
 
@@ -149,5 +150,6 @@ def _filmed(folder: Path, episode: dict[str, Any]) -> FilmedEpisode:
     images = [(folder / still).read_bytes() for still in episode["stills"]]
     return FilmedEpisode(
         title=f"seed {episode['seed']}: {outcome} after {episode['steps']} actions",
+        responses=tuple((response["step"], response["text"]) for response in episode.get("responses", ())),  # of older records
         stills=tuple(f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in images),
     )

@@ -6,13 +6,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
-from benchbox.data.dataset.lerobot import RESPONSE
 from benchbox.data.samples.digest import check_unchanged, digest_state_statistics
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
@@ -22,6 +21,7 @@ from benchbox.simulation.environment import find_factory
 from benchbox.simulation.live import open_inputs
 from benchbox.simulation.observations import unknown_task
 from benchbox.simulation.processes import EnvironmentProcess
+from benchbox.simulation.responses import Responses
 from benchbox.simulation.rollout import run_episodes
 from benchbox.simulation.videos import write_stills, write_video
 from benchbox.spec.cell import Cell
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.registry.contracts import Batch
+    from benchbox.registry.contracts import Batch, RespondingPolicy
     from benchbox.simulation.rollout import EpisodeResult
 
 SCHEMA_VERSION = 1
@@ -90,8 +90,9 @@ def evaluate(
     if not 1 <= execute <= spec.acting_horizon:
         raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.acting_horizon}"))
     inputs = open_inputs(cell.data, spec, cell.seed)
-    if spec.response_tokens and inputs.dataset.has_text(RESPONSE):
-        warn("the policy was trained on data with responses, and acts without one: eval decodes none")
+    responses = Responses(inputs)
+    if responses.warning is not None:
+        warn(responses.warning)
     if spec.state_in_prompt:  # what normalises otherwise is in the checkpoint
         digest = digest_state_statistics(str(inputs.dataset.root), inputs.dataset.statistics)
         hint = "evaluate with those of the training, by which the policy reads the state in its prompt"
@@ -114,6 +115,10 @@ def evaluate(
             actions: Tensor = policy.select_actions(batch)
             return actions
 
+        def respond(batch: Batch) -> tuple[Batch, list[str]]:
+            batch = cast("RespondingPolicy", policy).generate_response(batch, responses.end)
+            return batch, responses.texts(batch)
+
         results = run_episodes(
             act,
             inputs,
@@ -123,6 +128,7 @@ def evaluate(
             max_steps=settings.max_steps,
             filmed=settings.videos,
             report=report,
+            respond=respond if responses.are_generated else None,
         )
     solved = sum(result.solved for result in results)
     low, high = wilson_interval(solved, len(results))
@@ -163,6 +169,7 @@ def _episode(result: EpisodeResult, out: Path, fps: float) -> dict[str, Any]:
         "seed": result.seed,
         "solved": result.solved,
         "steps": result.steps,
+        "responses": [{"step": step, "text": text} for step, text in result.responses],
         "video": f"videos/{name}.mp4" if result.frames else None,
         "stills": [f"stills/{still}" for still in stills],
     }

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class EpisodeResult:
-    """Outcome of an episode. `frames` are (H, W, 3) uint8 images of the first camera, of those episodes that are filmed."""
+    """Outcome of an episode.
+
+    `responses` are those that the policy generated, each with the number of steps before it, where it differs from the one
+    before. `frames` are (H, W, 3) uint8 images of the first camera, of those episodes that are filmed.
+    """
 
     seed: int
     solved: bool = False
     steps: int = 0
+    responses: list[tuple[int, str]] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
 
 
@@ -52,6 +57,7 @@ def run_episodes(
     max_steps: int | None = None,
     filmed: int = 0,
     report: Callable[[EpisodeResult], None] = lambda _: None,
+    respond: Callable[[Batch], tuple[Batch, Sequence[str]]] | None = None,
 ) -> list[EpisodeResult]:
     """Run one episode per seed, and return their results in the order of the seeds.
 
@@ -65,6 +71,7 @@ def run_episodes(
         max_steps: actions after which an episode ends unsolved; None for the limit of the environment.
         filmed: of so many first episodes every frame is observed and kept.
         report: called with every result as it appears.
+        respond: called before the policy, returns the batch with responses to act on, and their texts.
 
     Raises:
         NonFiniteError: the policy predicts an action that is not finite.
@@ -86,6 +93,10 @@ def run_episodes(
             return results
         batch = default_collate([episode.inputs.row() for episode in running])
         with torch.no_grad():
+            if respond is not None:
+                batch, responses = respond(batch)
+                for episode, response in zip(running, responses, strict=True):
+                    _note_response(episode.result, response)
             chunks = policy(batch)[:, :execute, : inputs.action_dim].float().cpu().numpy()
         for episode, chunk in zip(running, chunks, strict=True):
             limit = episode.environment.max_steps if max_steps is None else max_steps
@@ -120,6 +131,11 @@ def _observe(episode: _RunningEpisode, progress: Advance, inputs: LiveInputs) ->
     episode.result.solved |= progress.solved
     if episode.is_filmed and inputs.cameras:
         episode.result.frames += [observation.images[inputs.cameras[0]] for observation in progress.observations]
+
+
+def _note_response(result: EpisodeResult, response: str) -> None:
+    if not result.responses or result.responses[-1][1] != response:
+        result.responses.append((result.steps, response))
 
 
 def _check_actions(actions: np.ndarray, result: EpisodeResult) -> None:

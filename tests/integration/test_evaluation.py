@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,15 +15,20 @@ from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.data import open_dataset
+from benchbox.data.dataset.lerobot import LeRobotDataset
 from benchbox.data.loading.loader import open_samples
 from benchbox.data.sample import sample_path
 from benchbox.data.samples.digest import digest_datasets
+from benchbox.data.text.prompt import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from benchbox.report.evaluation import _row
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
+from benchbox.simulation import responses
+from benchbox.simulation.live import LiveInputs
+from benchbox.simulation.responses import Responses
 from benchbox.simulation.rollout import run_episodes
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.spec.datasets import DatasetSpec
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
+    from benchbox.registry.contracts import Batch
     from benchbox.simulation.rollout import EpisodeResult
 
 TOY = "tests.support.toy_environment:ToyEnvironment"
@@ -97,18 +105,60 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
 
 
-@pytest.mark.parametrize("has_responses", [True, False])
-def test_a_policy_that_was_trained_with_responses_acts_without_one_and_a_warning_says_so(
-    has_responses: bool, tmp_path: Path
+def save_untrained(name: str, root: Path, responses: str) -> Path:
+    """Save a checkpoint of an untrained policy on the shipped dataset with one response in all frames, or an empty one."""
+    columns = {"response": [responses] * len(open_dataset(sample_path()))} if responses else {}
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(annotate(sample_path(), root / "data", columns))),))
+    cell = Cell(policy=name, size="tiny", backend="single", world_size=1, batch=1, data=data)
+    session = build_session(cell, build(name, "tiny"), [open_dataset(sample_path()).statistics])
+    return CheckpointManager(root / "training", cell, CheckpointSection(background=False)).save(session, 1)
+
+
+@pytest.mark.parametrize("responses", ["reach", ""])
+def test_a_policy_trained_on_data_with_responses_acts_on_its_own_which_the_record_and_the_page_show(
+    responses: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    columns = {"response": ["reach"] * len(open_dataset(sample_path()))} if has_responses else {}
-    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(annotate(sample_path(), tmp_path / "data", columns))),))
-    cell = Cell(policy="pi05", size="tiny", backend="single", world_size=1, batch=1, data=data)
-    session = build_session(cell, build("pi05", "tiny"), [open_dataset(sample_path()).statistics])
-    saved = CheckpointManager(tmp_path / "training", cell, CheckpointSection(background=False)).save(session, 1)
+    acted: list[Batch] = []
+
+    def load(*args: Any, **options: Any) -> Any:
+        """Load the policy, whose head then finds the bytes of one text most likely, and then the end."""
+        policy = load_policy(*args, **options)
+        ids = cycle([*ByteTokenizer(300).encode("<b>up"), EOS])
+        policy.token_head = lambda _: lambda hidden, predict: torch.full((len(hidden), 1), next(ids))
+        select = policy.select_actions
+        policy.select_actions = lambda batch: acted.append(batch) or select(batch)
+        return policy
+
+    monkeypatch.setattr(simulation, "load_policy", load)
+    saved = save_untrained("pi05", tmp_path, responses)
+    result = run_eval(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "1")
+    assert "acts without one" not in result.stderr
+    assert [bool(batch["response_mask"].any()) for batch in acted] == [bool(responses)] * len(acted)
+    episode = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["episodes"][0]
+    assert episode["responses"] == ([{"step": 0, "text": "<b>up"}] if responses else [])
+    page = (tmp_path / "evaluation" / "evaluation.html").read_text()
+    assert ("from action 1: <q>&lt;b&gt;up</q>" in page) == bool(responses)
+
+
+def test_a_policy_that_reads_responses_and_writes_none_acts_without_one_and_a_warning_says_so(tmp_path: Path) -> None:
+    saved = save_untrained("pi07_low_level", tmp_path, "reach")
     result = run_eval(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0")
-    warning = "warning: the policy was trained on data with responses, and acts without one: eval decodes none\n"
-    assert result.stderr.count(warning) == has_responses
+    assert "and acts without one: it reads them and writes none\n" in result.stderr
+    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["episodes"][0]["responses"] == []
+
+
+def test_a_response_whose_end_a_tokenizer_cannot_write_is_not_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutEnd(ByteTokenizer):
+        eos = None
+
+    spec = replace(build("pi06", "tiny").batch_spec(), response_tokens=8)
+    inputs = LiveInputs(dataset=open_dataset(sample_path()), spec=spec, tokenizer=None, seed=0)
+    monkeypatch.setattr(LeRobotDataset, "has_text", lambda *_: True)
+    assert Responses(inputs).are_generated
+    assert Responses(inputs).warning is None
+    monkeypatch.setattr(responses, "open_tokenizer", lambda _, vocabulary: WithoutEnd(vocabulary))
+    assert not Responses(inputs).are_generated
+    assert "no token that ends a text" in str(Responses(inputs).warning)
 
 
 @pytest.mark.parametrize(("first_action", "acted"), [(0, 5), (-1, 4)])

@@ -169,6 +169,11 @@ def encode_target(
     return pad_tokens(_encode_template(tokenizer, template, {"text": text}) if text else [], length, tokenizer.pad)
 
 
+def encode_target_end(tokenizer: Tokenizer, template: str) -> list[int]:
+    """Return the token ids of what follows the text in a template of `encode_target`."""
+    return _encode_template(tokenizer, template.split("{text}")[1], {})
+
+
 class CachedEncoder:
     """Encoder of texts, `encode(*arguments)`, that keeps its most recent results: texts recur from frame to frame."""
 

@@ -57,7 +57,7 @@ class AttemptStore:
         arguments: of the recording, as JSON values.
 
     Raises:
-        DataError: the recording was begun with other arguments, or another process continues it.
+        DataError: the recording was begun with other arguments, another process continues it, or the folder cannot be locked.
     """
 
     def __init__(self, root: Path, arguments: Mapping[str, Any]) -> None:
@@ -71,9 +71,12 @@ class AttemptStore:
         self._lock = (self._folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self._lock.close()
-            raise DataError(f"{self._folder}: another process is recording into it; wait for its end or stop it") from None
+            problem = f"cannot be locked ({error.strerror}); record to another file system"
+            if isinstance(error, BlockingIOError):
+                problem = "another process is recording into it; wait for its end or stop it"
+            raise DataError(f"{self._folder}: {problem}") from None
         path = self._folder / ARGUMENTS
         if path.exists():
             self._compare(read_json_object(path, missing=""))

@@ -22,6 +22,7 @@ from ..nn.units import LayerPair
 from ..presets import FORBID_EXTRA
 from ..sequence.token_sequence import Block, TokenSequence, concat_blocks
 from .flow import TimeCondition, denoise, flow_loss, interpolate, time_from_uniform
+from .generation import RESPONSE, generate_response
 from .losses import combine_losses, text_losses
 from .prefix_policy import ACTION, PrefixConfig, PrefixPolicy
 from .vision_language import VisionLanguageAction, VisionLanguageActionConfig
@@ -104,6 +105,10 @@ class FlowPolicy(PrefixPolicy):
             losses.parts["fast_truncated"] = batch["fast_truncated"].float().mean()
         return losses
 
+    def generate_response(self, batch: Batch, end: Tensor) -> Batch:
+        """See `benchbox.registry.contracts.RespondingPolicy`."""
+        return generate_response(self, batch, end)
+
     @torch.no_grad()
     def select_actions(self, batch: Batch) -> Tensor:
         """See `benchbox.registry.contracts.Policy`. The prefix is computed once; each denoising step runs the expert alone.
@@ -167,7 +172,13 @@ class FlowPolicy(PrefixPolicy):
     def batch_spec(self) -> BatchSpec:
         fast = self.config.fast_tokens
         cues = {"action": self.fast_cue} if fast and self.fast_cue else {}
-        return replace(super().batch_spec(), fast_tokens=fast, fast_vocab=self.config.fast_vocab, cues=cues)
+        return replace(
+            super().batch_spec(),
+            fast_tokens=fast,
+            fast_vocab=self.config.fast_vocab,
+            cues=cues,
+            response_generated=self.config.response_tokens > 0 and RESPONSE in self.predicted,
+        )
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         super().load_statistics(statistics)

@@ -175,12 +175,27 @@ class VisionLanguageAction(VisionLanguage):
 
     def prefill(self, prefix: TokenSequence) -> KVCache:
         """Run the prefix through every layer and return its keys and values."""
-        masks, positions, hidden = self._masks(prefix.attention_mask()), prefix.positions, prefix.hidden
-        cache: KVCache = []
-        for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden, key_value = layer((hidden, masks[window], positions))
-            cache.append(key_value)
-        return cache
+        return self.run_prefix(prefix)[1]
+
+    def run_prefix(
+        self, prefix: TokenSequence, past: TokenSequence | None = None, cache: KVCache | None = None
+    ) -> tuple[Tensor, KVCache]:
+        """Run a prefix, or the continuation of one, through every layer.
+
+        Args:
+            prefix: of length P.
+            past: what the prefix continues, with the `cache` of its keys and values.
+
+        Returns:
+            Its hidden states (B, P, W) before the final norm (`norm`), and the keys and values of past and prefix.
+        """
+        masks = self._masks(prefix.attention_mask() if past is None else prefix.attention_mask_after(past))
+        positions = prefix.positions if past is None else prefix.positions_after(past)
+        hidden, extended = prefix.hidden, []
+        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+            hidden, key_value = layer((hidden, masks[window], positions), None, None if cache is None else cache[index])
+            extended.append(key_value)
+        return hidden, extended
 
     def forward_suffix(self, prefix: TokenSequence, cache: KVCache, suffix: TokenSequence, condition: Tensor | None) -> Tensor:
         """Return the suffix (B, S, V) after its final norm, using the cache of the prefix from `prefill`."""

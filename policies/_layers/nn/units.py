@@ -30,8 +30,12 @@ class _BackboneUnit(Unit):
         self.backbone = DecoderLayer(backbone, layer)
         self.kernel = axes.attention
 
-    def _run_backbone(self, hidden: Tensor, mask: Mask, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run_backbone(
+        self, hidden: Tensor, mask: Mask, positions: Tensor, past: KeyValue | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, gate = self.backbone.project_qkv(hidden, positions, None)
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         attended = attend(query, key, value, mask, self.kernel, self.backbone.softcap)
         return self.backbone.output_and_mlp(hidden, attended, gate, None), key, value
 
@@ -80,31 +84,32 @@ class LayerPair(_BackboneUnit):
         """Apply the layer to both sequences, or to one of them: at inference the prefix is computed once and cached.
 
         Args:
-            prefix: hidden (B, P, W), mask (B, P, P) bool or a block mask, positions (B, P) int64; or None when
-                `prefix_key_value` is passed.
+            prefix: hidden (B, P, W), mask (B, P, P) bool or a block mask, positions (B, P) int64; or None to compute the suffix
+                alone. With `prefix_key_value` it is the continuation of that prefix, and its mask (B, P, past + P).
             suffix: hidden (B, S, V), mask (B, S, P + S) bool or a block mask, positions (B, S) int64, condition (B, V) for an
                 adaptive expert, else None; or None to compute the prefix alone.
             prefix_key_value: key and value (B, G, P, D) of the prefix, from an earlier call.
 
         Returns:
             (prefix, suffix); without a suffix (prefix, prefix_key_value); without a prefix the suffix. Hidden states keep their
-            shapes.
+            shapes. The key and value of a continuation follow those of its past.
         """
         if prefix is None:
             assert suffix is not None
             assert prefix_key_value is not None
             return self._run_expert(suffix, prefix_key_value)
-        hidden, key_value = self._run_prefix(*prefix)
+        hidden, key_value = self._run_prefix(*prefix, prefix_key_value)
         if suffix is None:
             return hidden, key_value
         if self.insulated:
             key_value = key_value[0].detach(), key_value[1].detach()
         return hidden, self._run_expert(suffix, key_value)
 
-    def _run_prefix(self, hidden: Tensor, mask: Mask, positions: Tensor) -> tuple[Tensor, KeyValue]:
+    def _run_prefix(self, hidden: Tensor, mask: Mask, positions: Tensor, past: KeyValue | None) -> tuple[Tensor, KeyValue]:
         if self.prefix_kv_only:
+            assert past is None, "a policy without texts to predict never continues a prefix"
             return hidden, self.backbone.project_key_value(hidden, positions)
-        hidden, key, value = self._run_backbone(hidden, mask, positions)
+        hidden, key, value = self._run_backbone(hidden, mask, positions, past)
         return hidden, (key, value)
 
     def _run_expert(self, suffix: SuffixInputs, prefix_key_value: KeyValue) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch.nn.functional as F
 from torch import nn
 
 from .cross_entropy import head_cross_entropy
@@ -21,14 +22,18 @@ class Vocabulary(nn.Embedding):
         super().__init__(tokens, width)
         nn.init.normal_(self.weight, std=INIT_STD)
 
-    def forward(self, x: Tensor, *, targets: Tensor | None = None) -> Tensor:
-        """Embed token ids (B, L), or return cross-entropies (B, L) float32 of `targets` (B, L) from hidden states (B, L, W).
+    def forward(self, x: Tensor, *, targets: Tensor | None = None, predict: bool = False) -> Tensor:
+        """Embed token ids (B, L), or from hidden states (B, L, W) compute what the head says about the tokens.
+
+        With `targets` (B, L) these are their cross-entropies (B, L) float32, with `predict` the most likely ids (B, L).
 
         Both directions go through `forward`, because ZeRO-3 gathers the weight when the module is called. Under FSDP the weight
         belongs to the root unit, which stays gathered from the start of forward to the end of backward.
         """
         if targets is not None:
             return head_cross_entropy(x, self.weight, targets)
+        if predict:
+            return F.linear(x, self.weight).argmax(dim=-1)
         return super().forward(x) * self.embedding_dim**0.5
 
 

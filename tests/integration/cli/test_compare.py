@@ -126,7 +126,7 @@ def test_what_may_vary_is_named_by_keys_and_only_the_metrics_named_are_compared(
     refused = compare(base, store.path)
     assert refused.exit_code == EXIT_OK
     assert "--vary machine,torch compares nevertheless" in " ".join(refused.stdout.split())
-    for options in (("--vary", "machine,torch"), ("--vary", "machine", "--vary", "torch")):
+    for options in (("--vary", "machine, torch"), ("--vary", "machine", "--vary", "torch")):
         varied = compare(base, store.path, *options, "--metric", "step_time_s")
         assert str(varied.exception) == f"1 of 1 figures are worse in {store.path} than in {base}"
         assert "also differ in machine another against Example CPU, 2 cores; torch 9.9 against 2.13.0." in varied.stdout

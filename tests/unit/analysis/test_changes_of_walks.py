@@ -182,3 +182,29 @@ def test_compare_ends_with_exit_code_4_where_only_a_largest_batch_has_become_sma
     assert done.returncode == EXIT_THRESHOLD
     assert "largest batch" in done.stdout
     assert run_in_process("compare", before.folder, before.folder).returncode == EXIT_OK
+
+
+def status_changes(base, head):
+    changes = compare_runs(base, head, metric_names=METRICS).changes
+    return [(change.cell, change.base, change.head, change.verdict) for change in changes if change.metric == "status"]
+
+
+def test_a_batch_that_ran_out_of_memory_in_one_search_need_not_be_tried_in_the_other(before, today):
+    """The largest batches say all about memory. A batch that fits in one and was not tried in the other is missing."""
+    today.predicted = None
+    before.run()
+    today.run()
+    tried = [{cell.batch for cell, _ in machine.launched} for machine in (before, today)]
+    beyond, fitting = ({batch for batch in tried[0] ^ tried[1] if (batch > 10) == above} for above in (True, False))
+    assert beyond
+    assert fitting
+    changes = status_changes(figures(before, "before"), figures(today, "today"))
+    assert {cell for cell, *_, verdict in changes if verdict != "neutral"} == {f"batch={batch}" for batch in fitting}
+    assert {verdict for *_, verdict in changes} == {"missing", "neutral"}, "batch 11 ran out of memory in both"
+
+
+def test_a_batch_that_ran_out_of_memory_in_a_walk_that_the_other_run_has_not_is_missing(before, today):
+    before.starts, before.largest = cameras(1, 4), lambda cell: 0 if cell.cams == 4 else 10
+    before.run()
+    today.run()
+    assert ("batch=1 cams=4", "oom", "missing", "missing") in status_changes(figures(before, "before"), figures(today, "today"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -24,6 +26,16 @@ def test_a_second_run_in_a_directory_is_refused_and_a_dead_holder_is_not_in_the_
     (tmp_path / "run" / ".lock").write_text("999999\n")  # left by a run that was killed
     with lock_run_directory(tmp_path / "run"):
         pass
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ConfigurationError, match=r"run: cannot be locked \(No locks available\); .* --out"):  # noqa: SIM117
+        with lock_run_directory(tmp_path / "run"):
+            pass
 
 
 def test_a_run_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -184,6 +186,15 @@ def test_two_processes_do_not_record_into_one_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(recording, "Simulator", Meddler)
     record(tmp_path / "demos")
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_recording(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(DataError, match=r"cannot be locked \(No locks available\); record to another file system"):
+        record(tmp_path / "demos")
 
 
 def test_damaged_success_rates_are_one_problem(uninterrupted, tmp_path):
