@@ -60,8 +60,10 @@ class RatioJudgement:
 def merge_runs(runs: Sequence[Benchmarks]) -> Benchmarks:
     """Return runs of the same tests on one machine, some of them perhaps in a baseline already, as the content of a baseline.
 
+    The last of them says which ratios there are. A baseline among them may be older than some, and has values of the others.
+
     Raises:
-        RecordError: they are too few, of several machines, one of them is given twice, or they differ in their ratios.
+        RecordError: they are too few, of several machines, one of them is given twice, or single runs differ in their ratios.
     """
     started = [time for run in runs for time in run.started_at]
     if len(started) < MIN_RUNS:
@@ -72,15 +74,19 @@ def merge_runs(runs: Sequence[Benchmarks]) -> Benchmarks:
     if len(set(started)) < len(started):
         raise RecordError("two of these files are of the same run of the tests")
     by_run = [{(ratio.test, ratio.name): ratio for ratio in run.ratios} for run in runs]
-    if not by_run[0]:
+    latest = by_run[-1]
+    if not latest:
         raise RecordError("these files have no ratios: a test records them in benchmark.extra_info['ratios']")
-    for ratios in by_run[1:]:
-        if different := sorted(by_run[0].keys() ^ ratios.keys()):
+    for run, ratios in zip(runs, by_run, strict=True):
+        if len(run.started_at) == 1 and (different := sorted(latest.keys() ^ ratios.keys())):
             raise RecordError(f"not every file has the ratio {different[0][1]} of {different[0][0]}")
     merged = [
-        replace(ratio, values=tuple(value for ratios in by_run for value in ratios[key].values), rounds=())
-        for key, ratio in by_run[-1].items()
+        replace(ratio, values=tuple(value for ratios in by_run if key in ratios for value in ratios[key].values), rounds=())
+        for key, ratio in latest.items()
     ]
+    if few := [ratio for ratio in merged if len(ratio.values) < MIN_RUNS]:
+        counted = f"{len(few[0].values)} runs have the ratio {few[0].name} of {few[0].test}"
+        raise RecordError(f"{counted}, which is new: a baseline needs {MIN_RUNS} or more")
     return replace(runs[-1], started_at=tuple(started), ratios=tuple(merged), timings=())
 
 

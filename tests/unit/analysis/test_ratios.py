@@ -114,6 +114,18 @@ def test_a_baseline_needs_several_complete_runs_of_one_machine(runs, message):
         merge_runs(runs)
 
 
+def test_runs_of_new_tests_are_added_to_a_baseline_that_lacks_their_ratios():
+    """Also a ratio that the tests no longer have goes."""
+    older = baseline(tests=3)
+    added = [run_of_tests(seed, tests=5) for seed in range(20, 20 + MIN_RUNS)]
+    merged = merge_runs([replace(older, ratios=older.ratios[1:]), *(replace(run, ratios=run.ratios[:-1]) for run in added)])
+    assert {ratio.test: len(ratio.values) for ratio in merged.ratios} == dict(zip(TESTS, (5, 10, 10, 5), strict=False))
+    kept = merge_runs([older, *(replace(run, ratios=run.ratios[1:]) for run in added)])
+    assert [ratio.test for ratio in kept.ratios] == TESTS[1:5]
+    with pytest.raises(RecordError, match="4 runs have the ratio a_over_b of tests/perf/test_d.py::test_cost, which is new"):
+        merge_runs([older, *added[1:]])
+
+
 def test_runs_of_another_day_widen_a_baseline_by_the_difference_of_the_days(tmp_path):
     path = tmp_path / "perf.json"
     write_benchmarks_baseline(path, replace(baseline(), machine="the-host"))
