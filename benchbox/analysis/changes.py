@@ -1,7 +1,8 @@
 """Changes between two runs of the same cells: what became better or worse, by which launches show it.
 
 Cells are matched by id, so only equal set-ups meet. Metrics with noise are compared launch against launch, by the exact test of
-`benchbox.analysis.inference` with Holm's correction over all of them; peaks and shares have no noise and are compared by value.
+`benchbox.analysis.inference` with Holm's correction over all of them. Shares and losses have no noise and are compared by
+value, and so are peaks, a small change of which more than one launch must show.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchbox.analysis.inference import (
     launches_to_settle,
 )
 from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
 from benchbox.analysis.summary import MISSING, label, varying_fields
 from benchbox.errors import ConfigurationError
@@ -55,6 +57,7 @@ DEFAULT_METRICS = (
     "updates_lost",
 )
 STATUS = "status"
+_NO_RATIO = "launches are tested by the ratios of their values, and one is not above zero"
 _ONLY_SEARCHED = "launches that only searched for a batch settle nothing: a walk repeats its fastest batch"
 UNSETTLED: tuple[Verdict, ...] = ("missing", "incomparable", "inconclusive")  # neither better, nor worse, nor equal
 _WORST_FIRST: tuple[Verdict, ...] = ("regression", "missing", "incomparable", "inconclusive", "improvement", "neutral")
@@ -144,7 +147,7 @@ def compare_runs(
         before, after = base.cells.get(cell_id), head.cells.get(cell_id)
         status = _status_change(cell_id, text, before, after, refusal or limits)
         if status is not None:
-            if not _only_searched_beyond(figures, status, base, head):
+            if not _is_of_one_search(figures, status, base, head):
                 changes.append(status)
             continue
         assert before is not None
@@ -162,6 +165,7 @@ def compare_runs(
                 refusal,
                 relevant,
                 is_searched=of_walk and all(side.by_launch.get(metric.name) for side in raw),
+                is_named=metric_names is not DEFAULT_METRICS,
             )
             if change is None:
                 continue
@@ -254,15 +258,17 @@ def _status_change(
     return Change(cell_id=cell_id, cell=text, metric=STATUS, unit="text", base=base, head=head, verdict=verdict, reason=reason)
 
 
-def _only_searched_beyond(figures: CellFigures, status: Change, base: RunFigures, head: RunFigures) -> bool:
-    """Return whether a batch of a walk of both sides ran out of memory on one, and the other's walk had no need to try it.
+def _is_of_one_search(figures: CellFigures, status: Change, base: RunFigures, head: RunFigures) -> bool:
+    """Return whether the search of one side tried a batch once, and that of the other side had no need to.
 
-    The largest batches of the walks are what is compared.
+    The largest batches of their walks are what is compared. A batch that was repeated, or failed, is missing on the other side.
     """
-    if not figures.of_walk or {status.base, status.head} != {"oom", MISSING}:
+    statuses = {status.base, status.head}
+    if not figures.of_walk or MISSING not in statuses or not statuses <= {"ok", "oom", MISSING}:
         return False
     point = resolved_point(figures.cell)
-    return point in base.walks and point in head.walks
+    is_searched = all(set(launches) <= {1} for launches in figures.by_launch.values())
+    return is_searched and point in base.walks and point in head.walks
 
 
 def _change(
@@ -275,10 +281,14 @@ def _change(
     relevant: float,
     *,
     is_searched: bool,
+    is_named: bool,
 ) -> tuple[Change | None, _Sides | None]:
-    """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better."""
+    """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better.
+
+    There is none of a metric without a value on either side, unless the user named it: a gate must not be empty unnoticed.
+    """
     old, new = (figures.values.get(metric.name) for figures in (before, after))
-    if old is None and new is None:
+    if old is None and new is None and not is_named:
         return None, None
     values: dict[str, Any] = {
         "base": None if old is None else old.value,
@@ -286,7 +296,8 @@ def _change(
     }
     change = Change(cell_id=cell_id, cell=text, metric=metric.name, unit=metric.unit, verdict="missing", **values)
     if old is None or new is None:
-        return replace(change, reason=f"{'base' if old is None else 'head'} has no value"), None
+        absent = "neither side" if old is new else "base" if old is None else "head"
+        return replace(change, reason=f"{absent} has {'a' if old is new else 'no'} value"), None
     if refusal is not None:
         return replace(change, verdict="incomparable", reason=refusal), None
     launches = [figures.by_launch.get(metric.name) or {} for figures in (before, after)]
@@ -294,17 +305,30 @@ def _change(
         return replace(change, verdict="inconclusive", reason=_ONLY_SEARCHED), None
     if has_noise(metric) and not all(launches):
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None
-    if not has_noise(metric) or min(value for side in launches for value in side.values()) <= 0:
-        return _judge_values(change, metric, old.value, new.value, relevant), None
+    if not has_noise(metric):
+        return _judge_values(change, metric, old.value, new.value, relevant, *(side.values() for side in launches)), None
+    if min(value for side in launches for value in side.values()) <= 0:
+        return replace(change, verdict="inconclusive", reason=_NO_RATIO), None
     return change, (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
 
 
-def _judge_values(change: Change, metric: Metric, old: float, new: float, relevant: float) -> Change:
+def _judge_values(
+    change: Change,
+    metric: Metric,
+    old: float,
+    new: float,
+    relevant: float,
+    before: Collection[float],
+    after: Collection[float],
+) -> Change:
+    """Return the change with the verdict that the values of both sides show, and the launches that they are the worst of."""
     ratio = new / old if old else None
     if value_change(metric, old, new) <= relevant:
         return replace(change, ratio=ratio, verdict="neutral")
     if metric.direction == "none":
         return replace(change, ratio=ratio, verdict="regression", reason="it should not change")
+    if is_peak(metric) and (reason := why_unsettled(before, after, relevant)):
+        return replace(change, ratio=ratio, verdict="inconclusive", reason=reason)
     improved = (new > old) == (metric.direction == "higher")
     return replace(change, ratio=ratio, verdict="improvement" if improved else "regression")
 

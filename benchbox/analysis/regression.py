@@ -11,6 +11,7 @@ from benchbox.analysis.baseline_walks import fastest_batch, resolved_point
 from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.inference import ALPHA, can_settle, estimate_effect, launches_to_settle
 from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.peak_changes import is_peak, raised_beyond_chance
 from benchbox.analysis.quantities import quantity
 
 if TYPE_CHECKING:
@@ -176,9 +177,16 @@ def _judge(
     actual = quantity(ours.value, metric.unit, digits=4)
     expected, low, high = _allowed_range(metric, theirs, allowed)
     values = [ours.value, theirs.value, *ours.by_launch.values(), *theirs.by_launch.values()]
-    if not has_noise(metric) or min(values) <= 0:
+    if not has_noise(metric):
         verdict: Verdict = "ok" if low <= ours.value <= high else "breach"
-        return RegressionJudgement(expected=expected, actual=actual, verdict=verdict)
+        lowest, note = min(ours.by_launch.values(), default=ours.value), None
+        if verdict == "breach" and is_peak(metric) and lowest <= high and not raised_beyond_chance(lowest, ours.value):
+            actual_lowest = quantity(lowest, metric.unit, digits=4)
+            verdict, note = "inconclusive", f"chance may raise the peak of a launch, and the lowest is {actual_lowest}"
+        return RegressionJudgement(expected=expected, actual=actual, verdict=verdict, note=note)
+    if min(values) <= 0:
+        note = "launches are tested by the ratios of their values, and one is not above zero"
+        return RegressionJudgement(expected=expected, actual=actual, verdict="inconclusive", note=note)
     if not (ours.by_launch and theirs.by_launch):
         reason = _too_few((len(ours.by_launch), len(theirs.by_launch)), demands, of_walk)
         return RegressionJudgement(expected=expected, actual=actual, verdict="inconclusive", note=reason)

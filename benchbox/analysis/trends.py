@@ -5,7 +5,8 @@ Doklady 24, 1981) proposes one: it splits the runs of a cell in two where the me
 part in the same way. The exact test of `benchbox.analysis.inference` confirms it: up to `NEAREST` launches on either side,
 those of the runs nearest to it, are exchanged; p is multiplied by the number of positions that the split was chosen from
 (Bonferroni), and corrected by Holm's procedure over all proposals of a matrix. Only a change beyond what is relevant is one,
-and beyond the noise floor of the machine where it was measured. A metric without noise changes where its value does.
+and beyond the noise floor of the machine where it was measured. A metric without noise changes where its value does, and a peak
+where that is more than chance does (`benchbox.analysis.peak_changes`).
 
 Launches of one run share its conditions, and the machine may drift between runs. What differs between two runs of one commit in
 one environment is such a drift: it is marked as one, and in its trend no change between commits that is not larger is marked.
@@ -22,6 +23,7 @@ import numpy as np
 from benchbox.analysis.comparability import environment_differences
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, holm
 from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
 
 if TYPE_CHECKING:
@@ -183,13 +185,17 @@ def _count(points: Sequence[TrendPoint]) -> int:
 
 
 def _value_changes(trend: Trend, relevant: float) -> list[ChangePoint]:
-    """Return where a value without noise changes from one run to the one after it."""
+    """Return where a value without noise changes from one run to the one after it, and a peak in more than one launch."""
     changes = []
     reference = 0  # a slow drift adds up: compared with the run after the last change
     for index in range(1, len(trend.points)):
-        if value_change(trend.metric, trend.points[reference].value, trend.points[index].value) > relevant:
-            changes.append(_value_change(trend, reference, index))
-            reference = index
+        before, after = trend.points[reference], trend.points[index]
+        if value_change(trend.metric, before.value, after.value) <= relevant:
+            continue
+        if is_peak(trend.metric) and why_unsettled(before.launches, after.launches, relevant):
+            continue
+        changes.append(_value_change(trend, reference, index))
+        reference = index
     return changes
 
 

@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NO_LIMIT = 10**6
-MAX_PREDICTED = 64  # larger batches are extrapolated: their samples would be read, and their step traced, for little
+MAX_PREDICTED = 256  # larger batches are extrapolated: their samples would be read for little
+_MAX_EXTRAPOLATED = 16 * MAX_PREDICTED  # beyond, another moment of the step may have the peak
 
 
 def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most: int | None = None) -> int:
     """Return the largest batch whose predicted peak is within the limit, 0 if there is none.
 
     The peak is the highest of several moments of a step, and each of them grows evenly with the batch. So the line through two
-    batches is exact or too low beyond them, and too high between them: it gives the batch to predict next.
+    batches is exact or too low beyond them, and too high between them: it gives the batch to predict next. Beyond
+    `MAX_PREDICTED` it is the line through that batch and half of it, and the result may be too large.
 
     Args:
         peak_bytes: predicts the peak of a rank at a batch. It is asked for each batch once.
@@ -27,10 +29,13 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most
     lower, upper = 1, most + 1
     while upper - lower > 1:
         batch = max(lower, min(_on_line(peaks, lower, upper, limit_bytes), upper - 1))
-        if batch == lower or (batch > MAX_PREDICTED and lower >= MAX_PREDICTED):
+        if batch == lower:
             return batch
-        if lower < MAX_PREDICTED:
-            batch = min(batch, MAX_PREDICTED)
+        if lower >= MAX_PREDICTED:
+            half = MAX_PREDICTED // 2
+            peaks[half] = peaks[half] if half in peaks else peak_bytes(half)
+            return max(lower, min(_crossing(peaks, half, lower, limit_bytes), most, _MAX_EXTRAPOLATED))
+        batch = min(batch, MAX_PREDICTED)
         peaks[batch] = peak_bytes(batch)
         if peaks[batch] <= limit_bytes:
             lower = batch

@@ -8,7 +8,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.baseline import slug
+from benchbox.analysis.figures import without_search
 from benchbox.analysis.inference import ALPHA
+from benchbox.analysis.peak_changes import BY_CHANCE
 from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.analysis.trends import NEAREST, ChangePoint, Trend, TrendPoint, mark_changes, order_points
@@ -172,6 +174,8 @@ def _completeness(run: SiteRun, cell_id: str) -> tuple[int, bool]:
 
 def _point(run: SiteRun, cell_id: str, metric: Metric) -> TrendPoint | None:
     figures = run.figures.cells.get(cell_id)
+    if figures is not None and figures.of_walk:
+        figures = without_search(figures)
     spread = None if figures is None else figures.values.get(metric.name)
     if figures is None or spread is None:
         return None
@@ -228,8 +232,9 @@ def method_text(relevant: float) -> str:
     return (
         f"A change is larger than {100 * relevant:.3g}%. Binary segmentation (Scott and Knott 1974) proposes where a trend "
         f"splits, and an exact permutation test of up to {NEAREST} launches on either side confirms it at {ALPHA:.0%}, "
-        "corrected for the number of positions (Bonferroni) and of proposals in the matrix (Holm). Peaks have no noise: there, "
-        "a change is one of the value. A difference between runs of one commit is drift of the machine, and no smaller change "
-        "of that trend is marked; drift is not known where no commit has two runs. Whiskers, low and high are the range over "
-        "launches; * marks a commit with uncommitted changes."
+        "corrected for the number of positions (Bonferroni) and of proposals in the matrix (Holm). Of a batch of a walk, the "
+        "launch that searched is not tested. Peaks and precision are compared by value; chance raises the peak of a launch by "
+        f"up to {BY_CHANCE:.0%}, and a smaller change counts if two launches or more show it. A difference between runs of one "
+        "commit is drift of the machine, and no smaller change of that trend is marked; drift is not known where no commit has "
+        "two runs. Whiskers, low and high are the range over launches; * marks a commit with uncommitted changes."
     )

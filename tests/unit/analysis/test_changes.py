@@ -93,6 +93,42 @@ def test_a_peak_is_compared_by_value_and_two_launches_suffice(factor, verdict):
     assert (change.verdict, change.ratio) == (verdict, pytest.approx(factor))
 
 
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [
+        ((1, 1, 1), (1, 1.04, 1), "inconclusive"),  # chance raised the peak of one launch
+        ((1, 1.04, 1), (1, 1, 1), "inconclusive"),
+        ((1, 1), (1.04, 1.03), "regression"),
+        ((1.04, 1.03), (1, 1), "improvement"),
+        ((1,), (1.04,), "inconclusive"),  # or of the only one
+        ((1,), (1.04, 1.03), "inconclusive"),
+        ((1,), (1.07,), "regression"),  # more than chance does
+        ((1, 1, 1), (1, 1.07, 1), "regression"),
+        ((1.03, 1), (1, 1.04), "neutral"),
+    ],
+)
+def test_a_peak_has_changed_only_by_more_than_chance_raises_that_of_a_launch(base, head, verdict):
+    sides = []
+    for factors, day in ((base, "2025-12-31"), (head, "2026-01-01")):
+        records = steady_records(step_s=STEP_S, launches=len(factors), started=day)
+        for record, factor in zip(records, factors, strict=True):
+            record["memory"]["worst"]["allocated_peak_bytes"] *= factor
+        sides.append(figures_of_run(day, example_run([CELL], measure=asdict(MEASURE) | {"launches": len(factors)}), records))
+    (change,) = compare_runs(*sides, metric_names=("peak_allocated_bytes",)).changes
+    assert change.verdict == verdict
+    assert (change.reason is not None) == (verdict == "inconclusive")
+
+
+def test_launches_of_which_one_has_no_throughput_settle_nothing():
+    records = steady_records(step_s=2 * STEP_S)
+    records[0]["throughput"]["global_samples_per_s"] = 0.0
+    change = compared(records, ("global_samples_per_s",))
+    assert (change.verdict, change.reason) == (
+        "inconclusive",
+        "launches are tested by the ratios of their values, and one is not above zero",
+    )
+
+
 @pytest.mark.parametrize(("lost", "verdict"), [(0.0001, "neutral"), (0.5, "regression")])
 def test_a_share_changes_by_points(lost, verdict):
     """A ratio to zero has no meaning."""
@@ -192,13 +228,21 @@ def test_runs_of_other_numbers_of_steps_are_incomparable(changed, reason):
         assert (change.verdict, change.reason) == ("incomparable", reason)
 
 
+def test_a_metric_that_is_named_and_neither_side_has_is_missing():
+    """A gate on it would be empty."""
+    change = compared(steady_records(step_s=STEP_S), ("mfu",))
+    assert (change.metric, change.verdict, change.reason) == ("mfu", "missing", "neither side has a value")
+
+
 def test_a_figure_that_one_side_lacks_is_missing_and_one_that_both_lack_is_left_out():
     unknown = [record | {"loss": None} for record in steady_records(step_s=STEP_S)]
-    lost = compared(unknown, ("final_loss", "mfu"))
+    lost = compared(unknown, ("final_loss",))
     assert (lost.metric, lost.base, lost.head, lost.verdict) == ("final_loss", 0.4, None, "missing")
     assert lost.reason == "head has no value"
     known = compared(steady_records(step_s=STEP_S), ("final_loss",), base=replace(figures(unknown), started_at=frozenset()))
     assert (known.base, known.head, known.reason) == (None, 0.4, "base has no value")
+    both = compare_runs(replace(figures(unknown), started_at=frozenset()), figures(unknown))
+    assert "final_loss" not in {change.metric for change in both.changes}
 
 
 def test_launches_are_not_tested_against_a_baseline_that_has_none():

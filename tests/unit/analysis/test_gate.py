@@ -146,11 +146,27 @@ def test_the_limit_of_a_throughput_is_the_one_that_is_shown(lookup, step_factor,
     assert f"({1 - 1 / step_factor:.1%} worse, " in row.actual
 
 
-def test_a_launch_of_no_throughput_is_compared_by_value(lookup):
-    """It has no logarithm."""
-    records = steady_records(step_s=STEP_S)
+@pytest.mark.parametrize("step_s", [STEP_S, 2 * STEP_S])
+def test_launches_of_which_one_has_no_throughput_settle_nothing(step_s, lookup):
+    """It has no logarithm, and medians alone are no test."""
+    records = steady_records(step_s=step_s)
     records[0]["throughput"]["global_samples_per_s"] = 0.0
-    assert regression_row(records, lookup, "global_samples_per_s").verdict == "ok"
+    row = regression_row(records, lookup, "global_samples_per_s")
+    assert row.verdict == "inconclusive"
+    assert row.note.endswith("one is not above zero")
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict"),
+    [((1.0, 1.04), "inconclusive"), ((1.04, 1.03), "breach"), ((1.04,), "breach"), ((1.0, 1.07), "breach"), ((1, 1.02), "ok")],
+)
+def test_a_peak_that_chance_raised_in_one_of_several_launches_is_no_breach(factors, verdict, lookup):
+    records = steady_records(step_s=STEP_S, launches=len(factors))
+    for record, factor in zip(records, factors, strict=True):
+        record["memory"]["worst"]["allocated_peak_bytes"] *= factor
+    row = regression_row(records, lookup, "peak_allocated_bytes", 0.02)
+    assert row.verdict == verdict
+    assert (row.note is not None) == (verdict == "inconclusive")
 
 
 def test_a_regression_is_shown_with_its_interval(lookup):

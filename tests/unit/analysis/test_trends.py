@@ -118,7 +118,9 @@ def test_a_single_run_that_was_disturbed_is_no_change():
 
 def test_peaks_change_with_their_value_and_say_what_else_differs():
     peaks = trend([100.0, 100.0, 110.0], metric="peak_allocated_bytes")
-    exact = [replace(entry, value=value) for entry, value in zip(peaks.points, (100.0, 100.5, 110.0), strict=True)]
+    exact = [
+        replace(entry, value=value, launches=(value,)) for entry, value in zip(peaks.points, (100.0, 100.5, 110.0), strict=True)
+    ]
     exact[2] = replace(exact[2], environment=ENVIRONMENT | {"torch": "2.13"}, steps=8)
     (marked,) = mark_changes([replace(peaks, points=tuple(exact))])
     (change,) = marked.changes
@@ -128,11 +130,25 @@ def test_peaks_change_with_their_value_and_say_what_else_differs():
 
 
 @pytest.mark.parametrize(
+    ("launches", "changed"),
+    [((100.0, 104.0), []), ((104.0, 103.0), [1]), ((104.0,), []), ((107.0,), [1]), ((100.0, 107.0), [1])],
+)
+def test_a_peak_that_chance_raised_in_a_launch_is_no_change(launches, changed):
+    peaks = trend([100.0, 100.0], metric="peak_allocated_bytes")
+    before, after = (
+        replace(entry, value=max(values), launches=values)
+        for entry, values in zip(peaks.points, ((100.0, 100.0), launches), strict=True)
+    )
+    (marked,) = mark_changes([replace(peaks, points=(before, after))])
+    assert changed_at(marked) == changed
+
+
+@pytest.mark.parametrize(
     ("metric", "levels"), [("updates_lost", (0.0, 0.0, 0.46, 0.46)), ("peak_allocated_bytes", (0.0, 0.0, 5.0, 5.0))]
 )
 def test_a_value_without_noise_that_leaves_zero_has_changed(metric, levels):
     marked = trend([1.0] * 4, metric=metric)
-    exact = tuple(replace(entry, value=value) for entry, value in zip(marked.points, levels, strict=True))
+    exact = tuple(replace(entry, value=value, launches=(value,)) for entry, value in zip(marked.points, levels, strict=True))
     (change,) = mark_changes([replace(marked, points=exact)])[0].changes
     assert (change.index, change.is_worse, change.ratio, change.size) == (2, True, None, math.inf)
 

@@ -30,8 +30,22 @@ def test_the_largest_batch_within_the_limit_is_found_with_few_predictions(limit,
 
 def test_batches_beyond_those_that_are_predicted_are_extrapolated():
     peak, asked = moments((100, 3))
-    assert largest_batch(peak, 100 + 3 * 5000) == 5000
+    assert largest_batch(peak, 100 + 3 * 4000) == 4000
+    assert largest_batch(peak, 100 + 3 * 4000, at_most=500) == 500
     assert max(asked) <= MAX_PREDICTED
+
+
+@pytest.mark.parametrize("fixed", [200, 250, 400])
+def test_a_moment_that_grows_faster_and_has_the_peak_from_some_batch_on_sets_the_line_beyond(fixed):
+    """The line through the smallest and the largest batch that are predicted would end far beyond the limit."""
+    peak, asked = moments((fixed * 1000, 20), (100_000, 3000))
+    assert largest_batch(peak, 100_000 + 3000 * 700) == 700
+    assert len(asked) <= 6
+
+
+def test_a_peak_that_hardly_grows_is_not_extrapolated_without_end():
+    peak, _ = moments((500_000, 20), (100_000, 3))
+    assert largest_batch(peak, 1_000_000) == 16 * MAX_PREDICTED
 
 
 def test_a_peak_that_does_not_grow_ends_too():

@@ -136,6 +136,19 @@ def test_one_measurement_that_was_published_twice_is_one_point_with_its_launches
     assert page_of(measured, site_run("again", day=2, step_s=0.2001)).measurements == {"run", "again"}
 
 
+@pytest.mark.parametrize(("fastest_first", "launches"), [(5, 4), (1, 0)])
+def test_the_launch_that_searched_for_a_batch_is_no_part_of_a_trend(fastest_first, launches):
+    """It favours whatever chance made fast. Where there is no other, the value is shown and nothing is tested."""
+    run, records = run_and_records(CELL)
+    walk = {"cells": [CELL.cell_id], "fastest": CELL.cell_id, "at_most": None, "predicted_batch": None}
+    searched = steady_records(CELL, step_s=0.1)[:1]
+    figures = figures_of_run("walk", replace(run, walks=[walk]), [*searched, *records[1:fastest_first]])
+    (trend,) = page_of(SiteRun(figures=figures, report=None, published_at="")).trends
+    (point,) = trend.points
+    assert len(point.launches) == launches
+    assert min(point.launches, default=1.0) > 0.15
+
+
 def test_cells_that_differ_only_between_runs_are_told_apart_by_their_ids():
     page = page_of(site_run("old", CELL, ZERO), site_run("new", replace(CELL, seed=1), day=2))
     assert list(page.cells) == [
