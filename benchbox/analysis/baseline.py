@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from benchbox import __version__
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.comparability import (
-    environment_differences,
+    environments_by_ranks,
     latest_environment,
     mixed_environment,
+    run_differences,
     steps_difference,
 )
 from benchbox.analysis.regression import BaselineLookup
@@ -83,6 +84,7 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     if mixed := mixed_environment(record for summary in summaries for record in summary.records):
         raise ThresholdError(f"{'; '.join(mixed.values())}: measure all anew, `benchbox run {run.matrix_file} --fresh`")
     summaries = [summary for summary in summaries if not summary.beyond_memory]
+    records = [record for summary in summaries for record in summary.records]
     searched = {cell_id: {"at_most": walk["at_most"]} for walk in run.walks for cell_id in walk["cells"]}
     cells = {
         summary.cell_id: {
@@ -98,10 +100,10 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
         promoted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         benchbox_version=__version__,
         measure=dict(run.measure),
-        # As `find_baseline` takes it from a run: cells of other numbers of ranks have other numbers of threads.
-        environment=dict(latest_environment([record for summary in summaries for record in summary.records])),
+        environment=dict(latest_environment(records)),
+        environments={str(ranks): dict(environment) for ranks, environment in environments_by_ranks(records).items()},
         cells=cells,
-        started_at=tuple(sorted(record["started_at"] for summary in summaries for record in summary.records)),
+        started_at=tuple(sorted(record["started_at"] for record in records)),
     )
 
 
@@ -166,7 +168,7 @@ def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path, mac
         remedy = f"{path} was promoted from this run ({len(shared)} launches are the same): measure another run to compare"
         return BaselineLookup(None, remedy)
     different = [*mixed_environment(records).values()]
-    different += environment_differences(latest_environment(records), baseline.environment).values()
+    different += run_differences(environments_by_ranks(records), baseline.environment_by_ranks).values()
     different += filter(None, [steps_difference(run.measure, baseline.measure)])
     if different:
         texts = "; ".join(different)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from benchbox.analysis.baseline_walks import resolved_point
 from benchbox.analysis.certificates import LARGEST_BATCH
 from benchbox.analysis.comparability import (
-    environment_differences,
     memory_limit_difference,
+    run_differences,
     steps_difference,
     verdict_of_effect,
 )
@@ -133,7 +133,7 @@ def compare_runs(
     differences = {
         **base.mixed,
         **head.mixed,
-        **environment_differences(head.environment, base.environment, include_machine=True),
+        **run_differences(head.environments, base.environments, include_machine=True),
     }
     refusal = _refusal(base, head, {key: text for key, text in differences.items() if key not in vary})
     pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}

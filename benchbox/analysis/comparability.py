@@ -50,6 +50,8 @@ _ADDED_ENVIRONMENT = ("nccl", "numerics", "cpu_capability")
 # Of all launches of a run, whatever their cells: the others depend on the number of ranks, or are equal where launches resume.
 _SAME_IN_A_RUN = ("machine", "benchbox", "torch", "accelerate", "deepspeed", "driver", "cuda", "nccl", "cpu_capability")
 
+_THREAD_VARIABLES = ("OMP_NUM_THREADS",)
+
 # A gate judges what their change does; and the machine has a message of its own.
 _JUDGED_BY_GATE = ("machine", "benchbox_sha256", "policy_sha256")
 
@@ -284,6 +286,28 @@ def environment_differences(
     return differences
 
 
+def run_differences(
+    ours: Mapping[int, Mapping[str, Any]], theirs: Mapping[int, Mapping[str, Any]], *, include_machine: bool = False
+) -> dict[str, str]:
+    """Return `environment_differences` of two runs whose environments are given by number of ranks.
+
+    A rank has its share of the cores as threads. So only cells of as many ranks are compared, and where there are none, what
+    follows from their number is left out.
+    """
+    pairs = [(ours[ranks], theirs[ranks]) for ranks in ours.keys() & theirs.keys()]
+    if not pairs:
+        pairs = [(_without_threads(any_environment(ours)), _without_threads(any_environment(theirs)))]
+    differences: dict[str, str] = {}
+    for first, second in pairs:
+        differences |= environment_differences(first, second, include_machine=include_machine)
+    return differences
+
+
+def _without_threads(environment: Mapping[str, Any]) -> dict[str, Any]:
+    variables = {name: value for name, value in (environment.get("variables") or {}).items() if name not in _THREAD_VARIABLES}
+    return {**environment, "threads": None, "variables": variables}
+
+
 def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> dict[str, str]:
     """Return what launches of one run that ended ok were not all measured with: a text for every key of the environment."""
     ok = [record for record in records if record["status"] == "ok"]
@@ -305,6 +329,20 @@ def same_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
 def latest_environment(records: Sequence[LaunchRecord]) -> Mapping[str, Any]:
     """Return the environment of the latest launch that recorded its machine: one that failed early has a part of it only."""
     environments = [record["environment"] for record in reversed(records) if record["environment"]]
+    return next((environment for environment in environments if environment.get("machine")), next(iter(environments), {}))
+
+
+def environments_by_ranks(records: Sequence[LaunchRecord]) -> dict[int, Mapping[str, Any]]:
+    """Return `latest_environment` of the launches of each number of ranks, that of the latest launch first."""
+    by_ranks: dict[int, list[LaunchRecord]] = {}
+    for record in reversed(records):
+        by_ranks.setdefault(record["cell"]["world_size"], []).append(record)
+    return {ranks: latest_environment(launches[::-1]) for ranks, launches in by_ranks.items()}
+
+
+def any_environment(by_ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return one of a run's environments, one that knows its machine: what does not depend on the ranks is the same in all."""
+    environments = list(by_ranks.values())
     return next((environment for environment in environments if environment.get("machine")), next(iter(environments), {}))
 
 
@@ -336,8 +374,10 @@ def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str,
         values["checkpointed modules"] = bool(observed and observed["checkpointed_modules"])
     if "recipe" not in axis:
         values["Adam state"] = ", ".join(adam_dtypes(record)) or None
-    environment = {key: _environment_value(record["environment"], key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
-    return values | environment
+    environment = record["environment"]
+    if "world_size" in axis and environment:  # fewer ranks have more threads each: that is part of what is compared
+        environment = _without_threads(environment)
+    return values | {key: _environment_value(environment, key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
 
 
 def _environment_value(environment: Mapping[str, Any] | None, key: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.certificates import certificates
-from benchbox.analysis.comparability import latest_environment, mixed_environment
+from benchbox.analysis.comparability import any_environment, environments_by_ranks, mixed_environment
 from benchbox.analysis.regression import has_noise
 from benchbox.analysis.summary import Spread, spread_of, summarize
 from benchbox.registry.metrics import metrics
@@ -50,11 +50,20 @@ class RunFigures:
     name: str  # as the user names it
     matrix: str
     cells: Mapping[str, CellFigures]
-    environment: Mapping[str, Any]
+    environments: Mapping[int, Mapping[str, Any]]  # by number of ranks
     mixed: Mapping[str, str]  # keys of the environment that launches differ in, with the differences in words
     measure: Mapping[str, Any]
     started_at: frozenset[str]  # of the launches
     walks: Mapping[str, WalkFigures] = field(default_factory=dict)  # by `resolved_point`
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """The environment of one of the launches, whose machine and versions are those of all."""
+        return any_environment(self.environments)
+
+    def environment_of(self, cell_id: str) -> Mapping[str, Any]:
+        """Return the environment of a cell: of the launches with its number of ranks."""
+        return self.environments.get(self.cells[cell_id].cell.get("world_size", 1), self.environment)
 
 
 def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunFigures:
@@ -79,7 +88,7 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
         name=name,
         matrix=run.name,
         cells=cells,
-        environment=latest_environment(records),
+        environments=environments_by_ranks(records),
         mixed=mixed_environment(records, name),
         measure=run.measure,
         started_at=frozenset(record["started_at"] for record in records),
@@ -132,7 +141,7 @@ def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
         name=name,
         matrix=baseline.matrix,
         cells=cells,
-        environment=baseline.environment,
+        environments=baseline.environment_by_ranks,
         mixed={},
         measure=baseline.measure,
         started_at=frozenset(baseline.started_at),

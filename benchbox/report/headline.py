@@ -93,7 +93,8 @@ def _compared(shown: Sequence[Comparison]) -> str:
     with_walks = any(comparison.of_walks for comparison in shown)
     axis = " and ".join(field for field in shown[-1].axis if not (with_walks and field == "batch"))
     fastest = ", of walks also in the batch, which is the fastest of each," if with_walks else ""
-    return f"Pairs differ in {axis}{fastest} and in nothing else, requested or observed."
+    threads = ", in the threads that a rank then has" if "world_size" in shown[-1].axis else ""
+    return f"Pairs differ in {axis}{fastest}{threads} and in nothing else, requested or observed."
 
 
 def _pair_names(comparison: Comparison, *, without: str | None = None) -> tuple[str, str]:

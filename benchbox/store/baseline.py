@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from benchbox.errors import RecordError
@@ -41,6 +41,7 @@ class _BaselineFile(TypedDict, total=False):
     benchbox_version: str
     measure: dict[str, Any]
     environment: LaunchEnvironment
+    environments: dict[str, LaunchEnvironment]
     cells: dict[str, _BaselineCell]
     started_at: list[str]
 
@@ -50,7 +51,8 @@ class Baseline:
     """Metric values of a run.
 
     `cells` maps a cell id to its `cell`, `values`: metric -> {value, low, high, launches, by_launch}, and of a
-    batch of a walk the `walk`. Baselines of earlier versions lack that, `by_launch` and `started_at`: when launches started.
+    batch of a walk the `walk`. `environments` are those of cells with so many ranks, as text: threads depend on it. Baselines
+    of earlier versions lack them, `walk`, `by_launch` and `started_at`: when launches started.
     """
 
     machine: str
@@ -61,6 +63,15 @@ class Baseline:
     environment: Mapping[str, Any]
     cells: Mapping[str, Mapping[str, Any]]
     started_at: tuple[str, ...] = ()
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def environment_by_ranks(self) -> dict[int, Mapping[str, Any]]:
+        """The environments by number of ranks; that of an earlier version is of its last cell."""
+        if self.environments:
+            return {int(ranks): environment for ranks, environment in self.environments.items()}
+        ranks = [entry["cell"].get("world_size", 1) for entry in self.cells.values()]
+        return {ranks[-1] if ranks else 1: self.environment}
 
     def by_launch(self, cell_id: str, metric: str) -> dict[int, float]:
         """Return the values of a metric by number of the launch; empty when the baseline does not have them."""

@@ -179,7 +179,7 @@ def _point(run: SiteRun, cell_id: str, metric: Metric) -> TrendPoint | None:
     spread = None if figures is None else figures.values.get(metric.name)
     if figures is None or spread is None:
         return None
-    environment = run.figures.environment
+    environment = run.figures.environment_of(cell_id)
     git = environment.get("git") or {}
     launches = figures.by_launch.get(metric.name) or {}
     return TrendPoint(

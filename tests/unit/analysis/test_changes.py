@@ -344,3 +344,49 @@ def test_a_walk_is_compared_with_a_baseline_that_has_unknown_metrics_or_no_launc
     values["global_samples_per_s"] = {**values["global_samples_per_s"], "by_launch": {}}
     (change,) = changes_of_cells(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT)
     assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")
+
+
+def records_with_threads(cell, threads, *, started, **environment):
+    """Launches of a cell on a machine that has given each of its ranks so many threads."""
+    records = steady_records(cell, step_s=STEP_S, started=started)
+    variables = {"OMP_NUM_THREADS": str(threads)}
+    return [
+        record | {"environment": record["environment"] | {"threads": threads, "variables": variables} | environment}
+        for record in records
+    ]
+
+
+ALONE = replace(CELL, backend="single", world_size=1)
+
+
+@pytest.mark.parametrize("as_baseline", [False, True])
+def test_a_run_of_one_cell_is_compared_with_a_run_of_cells_with_other_numbers_of_ranks(as_baseline):
+    """Threads of a rank follow from the number of ranks: those of cells with as many ranks are compared."""
+    run = example_run([ALONE, CELL], measure=asdict(MEASURE) | {"launches": 5})
+    records = [
+        record
+        for cell, threads in ((ALONE, 2), (CELL, 1))
+        for record in records_with_threads(cell, threads, started="2025-12-31")
+    ]
+    base = figures_of_run("base", run, records)
+    if as_baseline:
+        base = figures_of_baseline("base", make_baseline(run, summarize(run, records), "machine"))
+    same, fewer = (
+        compare_runs(
+            base,
+            figures(records_with_threads(ALONE, threads, started="2026-01-01"), cells=(ALONE,)),
+            metric_names=THROUGHPUT,
+        ).changes[0]
+        for threads in (2, 1)
+    )
+    assert (same.cell_id, same.verdict, same.reason) == (ALONE.cell_id, "neutral", None)
+    assert fewer.verdict == "incomparable"
+    assert "threads 1 against 2" in fewer.reason
+
+
+def test_runs_without_a_common_number_of_ranks_differ_in_their_machines_and_not_in_threads():
+    comparison = compare_runs(
+        figures(records_with_threads(CELL, 1, started="2025-12-31", machine="another")),
+        figures(records_with_threads(ALONE, 2, started="2026-01-01"), cells=(ALONE,)),
+    )
+    assert [text.split()[0] for text in comparison.differences] == ["machine"]

@@ -295,3 +295,19 @@ def test_launches_of_a_run_that_differ_in_a_version_are_mixed(key):
     for record in records:
         record["environment"][key] = str(record["launch"])
     assert mixed_environment(records) == {key: f"launches of the run differ in {key}: 1, 2"}
+
+
+@pytest.mark.parametrize(("axis", "is_compared"), [("world_size", True), ("batch", False)])
+def test_fewer_ranks_are_compared_with_the_threads_that_they_then_have(axis, is_compared):
+    """Along another axis a difference of threads is one of the set-up."""
+    subject, reference = (FSDP, replace(FSDP, world_size=1)) if axis == "world_size" else (FSDP, replace(FSDP, batch=1))
+    records = []
+    for cell, threads in ((subject, 1), (reference, 2)):
+        for record in steady_records(cell, step_s=0.2):
+            variables = {"OMP_NUM_THREADS": str(threads), "NCCL_DEBUG": "INFO"}
+            environment = record["environment"] | {"threads": threads, "variables": variables}
+            records.append(record | {"environment": environment})
+    comparison = compare(*records, reference={axis: 1})
+    assert (comparison.ratio is not None) == is_compared
+    if not is_compared:
+        assert comparison.reason == "they also differ in threads: 1 against 2"

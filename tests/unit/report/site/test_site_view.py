@@ -106,7 +106,8 @@ def test_a_chart_has_values_in_ms_and_a_line_before_the_run_that_changed_in_the_
 
 def test_what_a_run_does_not_know_is_a_dash_and_uncommitted_changes_have_an_asterisk():
     known, unknown = site_run("known"), site_run("unknown", commit=None, torch=None)
-    edited = replace(known.figures, environment=known.figures.environment | {"git": {"commit": "c" * 40, "dirty": True}})
+    git = {"git": {"commit": "c" * 40, "dirty": True}}
+    edited = replace(known.figures, environments={2: known.figures.environment | git})
     texts = []
     for run in (
         known,
