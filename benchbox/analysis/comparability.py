@@ -374,7 +374,7 @@ def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str,
         values["checkpointed modules"] = bool(observed and observed["checkpointed_modules"])
     if "recipe" not in axis:
         values["Adam state"] = ", ".join(adam_dtypes(record)) or None
-    environment = record["environment"]
+    environment: Mapping[str, Any] | None = record["environment"]
     if "world_size" in axis and environment:  # fewer ranks have more threads each: that is part of what is compared
         environment = _without_threads(environment)
     return values | {key: _environment_value(environment, key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
