@@ -9,6 +9,8 @@ import typer
 
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import label, varying_fields
+from benchbox.errors import UnsupportedError
+from benchbox.registry.recipes import recipe_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,8 +56,9 @@ class PlanEstimates:
         else:
             values["prediction"] = entry.to_dict()
             if self.hardware is not None:
-                lower, upper = entry.step_time_s(*self.hardware)
-                values["step_time_s"] = {"lower": lower, "upper": upper}
+                bounds = _step_time_s(cell, entry, *self.hardware)
+                is_known = not isinstance(bounds, str)
+                values["step_time_s"] = dict(zip(("lower", "upper"), bounds, strict=True)) if is_known else {"reason": bounds}
             if self.measured is not None:
                 values["communication_time_s"] = {
                     "link": self.measured.name,
@@ -112,8 +115,11 @@ class PlanEstimates:
             seconds = quantity(entry.communication_time_s(self.measured), "s")
             yield f"communication on the {self.measured.name} link: {seconds}, if none of it overlaps with computation"
         if self.hardware is not None:
-            lower, upper = (quantity(seconds, "s") for seconds in entry.step_time_s(*self.hardware))
-            if entry.world_size > 1:
+            bounds = _step_time_s(cell, entry, *self.hardware)
+            lower, upper = ("", "") if isinstance(bounds, str) else (quantity(seconds, "s") for seconds in bounds)
+            if isinstance(bounds, str):
+                yield f"step: not bounded, because {bounds}"
+            elif entry.world_size > 1:
                 yield f"step: {lower} to {upper}, as communication overlaps wholly or not at all"
             else:
                 yield f"step: {lower}, as one rank does not communicate"
@@ -128,6 +134,14 @@ class PlanEstimates:
             if largest
             else f"not even batch 1 is predicted to fit in {limit}"
         )
+
+
+def _step_time_s(cell: Cell, entry: Estimate, device: Device, link: Link | MeasuredLink | None) -> tuple[float, float] | str:
+    """Return the bounds of a step's time with products in the dtype of the recipe, or why they are not known."""
+    try:
+        return entry.step_time_s(device.computing_in(recipe_by_name(cell.recipe).compute), link)
+    except UnsupportedError as error:
+        return str(error)
 
 
 def _describe_simulation(simulation: Simulation | str, entry: Estimate) -> str:

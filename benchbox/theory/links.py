@@ -14,8 +14,10 @@ Waterman and Patterson, CACM 52(4), 2009).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from benchbox.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,12 +62,28 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An accelerator: dense bfloat16 products per second, and bytes of its memory per second."""
+    """An accelerator: dense products per second, and bytes of its memory per second.
+
+    `flops_per_s` are those of 16-bit products; `float32_flops_per_s` those of float32 without TF32, which torch leaves off.
+    """
 
     name: str
     flops_per_s: float
     bytes_per_s: float
     source: str
+    float32_flops_per_s: float | None = None
+
+    def computing_in(self, dtype: str) -> Device:
+        """Return the device as products of a dtype see it.
+
+        Raises:
+            UnsupportedError: their peak is not known.
+        """
+        if dtype in ("bfloat16", "float16"):
+            return self
+        if dtype != "float32" or self.float32_flops_per_s is None:
+            raise UnsupportedError(f"no peak of {dtype} products is known for {self.name}")
+        return replace(self, flops_per_s=self.float32_flops_per_s)
 
 
 _NCCL = "latency: NCCL, src/graph/tuning.cc, `hwLat`, ring, Simple"
@@ -118,12 +136,18 @@ LINKS: dict[str, Link] = {
     )
 }
 
+
+def _of_data_sheet(name: str, sheet: str, *, flops_per_s: float, float32: float, bytes_per_s: float) -> Device:
+    source = f"{sheet} data sheet, dense bfloat16, and float32 without TF32"
+    return Device(name=name, flops_per_s=flops_per_s, bytes_per_s=bytes_per_s, source=source, float32_flops_per_s=float32)
+
+
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device(name="a100", flops_per_s=312e12, bytes_per_s=2.039e12, source="NVIDIA A100 80GB SXM data sheet, dense bfloat16"),
-        Device(name="h100", flops_per_s=989e12, bytes_per_s=3.35e12, source="NVIDIA H100 SXM data sheet, dense bfloat16"),
-        Device(name="h200", flops_per_s=989e12, bytes_per_s=4.8e12, source="NVIDIA H200 SXM data sheet, dense bfloat16"),
+        _of_data_sheet("a100", "NVIDIA A100 80GB SXM", flops_per_s=312e12, float32=19.5e12, bytes_per_s=2.039e12),
+        _of_data_sheet("h100", "NVIDIA H100 SXM", flops_per_s=989e12, float32=67e12, bytes_per_s=3.35e12),
+        _of_data_sheet("h200", "NVIDIA H200 SXM", flops_per_s=989e12, float32=67e12, bytes_per_s=4.8e12),
     )
 }
 

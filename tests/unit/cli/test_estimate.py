@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchbox.cli import estimate_output
 from benchbox.cli.app import app
 from benchbox.cli.predicting import PredictionFailure, predict_cells
 from benchbox.errors import ConfigurationError
 from benchbox.plan import plan as plan_cells
+from benchbox.registry.recipes import recipes
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell
 from benchbox.store.predictions import write_predictions
 from benchbox.store.run import RunStore
+from benchbox.theory.links import DEVICES
 from tests.support.example_run import CELL, example_record, example_run
 from tests.unit.analysis.test_reconciliation import prediction_of
 
@@ -84,6 +87,28 @@ def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
     text = invoke("estimate", matrix, "--only", "backend=ddp")
     assert "peak" in text
     assert "all_reduce" in text
+
+
+@pytest.mark.usefixtures("filled_cache")
+def test_the_time_of_a_step_is_bounded_by_products_in_the_dtype_of_the_recipe(matrix, monkeypatch):
+    """On an A100 those of float32 take 16 times as long."""
+    options = ("--accelerator", "a100", "--link", "nvlink3", "--only", "backend=ddp")
+
+    def estimate_as(recipe: str, *more: str) -> str:
+        """Estimate a cell as if its recipe computed like another one, with the predictions that are there."""
+        monkeypatch.setattr(estimate_output, "recipe_by_name", lambda _: recipes()[recipe])
+        return invoke("estimate", matrix, *options, *more)
+
+    cells = [json.loads(estimate_as(name, "--format", "json"))[0] for name in ("bf16_pure", "fp32")]
+    communication_s = cells[0]["step_time_s"]["lower"]  # of a small policy it takes longer
+    compute_s = [cell["step_time_s"]["upper"] - communication_s for cell in cells]
+    prediction = cells[0]["prediction"]
+    memory_s = prediction["optimizer_bytes"] / DEVICES["a100"].bytes_per_s
+    assert compute_s[1] - memory_s == pytest.approx(16 * (compute_s[0] - memory_s), rel=0.01)
+    monkeypatch.setitem(recipes(), "fp8", replace(recipes()["fp32"], compute="float8_e4m3fn"))
+    assert "step: not bounded, because no peak of float8_e4m3fn products is known for a100" in estimate_as("fp8")
+    (cell,) = json.loads(estimate_as("fp8", "--format", "json"))
+    assert cell["step_time_s"] == {"reason": "no peak of float8_e4m3fn products is known for a100"}
 
 
 def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, filled_cache):
