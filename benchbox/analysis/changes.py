@@ -30,7 +30,7 @@ from benchbox.analysis.inference import (
     holm,
     launches_to_settle,
 )
-from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
 from benchbox.analysis.summary import MISSING, label, varying_fields
@@ -352,7 +352,7 @@ def _judge(
         launches = launches[::-1]
     if verdict == "inconclusive" and not can_settle(launches, pairs):
         reason = f"{launches[0]} and {launches[1]} launches cannot settle it: {launches_to_settle(pairs)} on each side can"
-    elif verdict in ("improvement", "regression") and noise is not None:
+    elif verdict in ("improvement", "regression") and noise is not None and metric.name in OF_STEP_TIMES:
         floor = noise_floor(noise, min(launches))
         if max(effect.ratio, 1 / effect.ratio) < 1 + floor:
             verdict, reason = "inconclusive", f"it is within the noise floor of this machine, {floor:.1%}"

@@ -12,7 +12,9 @@ from benchbox import __version__
 from benchbox.analysis.comparability import (
     latest_environment,
     mixed_environment,
+    run_differences,
     same_environment,
+    steps_difference,
 )
 from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
 from benchbox.analysis.summary import matrix_text
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from benchbox.analysis.summary import CellSummary
 
+OF_STEP_TIMES = ("step_time_s", "global_samples_per_s", "mfu", "hfu")  # metrics that a noise floor is of
+NO_RANKS = 0  # in place of a number of ranks that is not known
 POWER = 0.9  # probability with which a difference of the noise floor is found
 MIN_LAUNCHES = 2 * 5  # of both halves: with fewer there is no interval
 # Fewer say too little about the drift between runs: in simulations with 3, equal runs differed by more than the noise floor in
@@ -34,7 +38,10 @@ MIN_NOISE_RUNS = 4
 
 
 def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return odd and even launches, by round: A and B of an A/A comparison, interleaved as two cells are."""
+    """Return odd and even launches, by round: A and B of an A/A comparison.
+
+    Unlike two cells, which take turns to be first in a round, odd launches always are: a steady drift shows as a difference.
+    """
     return (
         {(number + 1) // 2: value for number, value in values.items() if number % 2},
         {number // 2: value for number, value in values.items() if number % 2 == 0},
@@ -114,6 +121,19 @@ def _difference(earlier: NoiseRun, latest: NoiseRun) -> str | None:
         if None not in sides and sides[0] != sides[1]:
             return f"{name} {matrix_text(sides[0])} against {matrix_text(sides[1])}"
     return None
+
+
+def why_not_used(noise: Noise, environments: Mapping[int, Mapping[str, Any]], measure: Mapping[str, Any]) -> str | None:
+    """Return in what the launches of a noise floor differ from those of a run; None if in nothing that both know.
+
+    Args:
+        environments: of the run, by number of ranks.
+        measure: how the run was measured.
+    """
+    setup = noise.runs[-1].setup if noise.runs else {}
+    differences = list(run_differences(environments, {NO_RANKS: setup}).values())
+    theirs = {"steps": setup.get("steps"), "warmup_steps": setup.get("warm-up steps")}
+    return "; ".join(filter(None, [*differences, steps_difference(measure, theirs)])) or None
 
 
 def describe_span(runs: Sequence[NoiseRun]) -> str:

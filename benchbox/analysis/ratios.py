@@ -90,8 +90,15 @@ def merge_runs(runs: Sequence[Benchmarks]) -> Benchmarks:
     return replace(runs[-1], started_at=tuple(started), ratios=tuple(merged), timings=())
 
 
-def judge_ratios(base: Benchmarks, head: Benchmarks, *, relevant: float = RELEVANT) -> list[RatioJudgement]:
-    """Return a judgement on every ratio, in the order of `head`, then those that only `base` has."""
+def judge_ratios(
+    base: Benchmarks, head: Benchmarks, *, relevant: float = RELEVANT, alpha: float = ALPHA
+) -> list[RatioJudgement]:
+    """Return a judgement on every ratio, in the order of `head`, then those that only `base` has.
+
+    Args:
+        relevant: relative change up to which there is none.
+        alpha: probability with which any ratio is judged to be worse, or to be better, if none has changed.
+    """
     befores = {(ratio.test, ratio.name): ratio for ratio in base.ratios}
     afters = {(ratio.test, ratio.name): ratio for ratio in head.ratios}
     tested = len(befores.keys() & afters.keys())
@@ -101,11 +108,12 @@ def judge_ratios(base: Benchmarks, head: Benchmarks, *, relevant: float = RELEVA
         refusal = f"measured on {slug(base.machine)} and on {slug(head.machine)}"
     elif set(base.started_at) & set(head.started_at):
         refusal = "the same run of the tests is in both: a run is not compared with itself"
-    return [_judge(befores.get(key), afters.get(key), tested, refusal, relevant) for key in keys]
+    level = alpha / max(1, tested)
+    return [_judge(befores.get(key), afters.get(key), level, refusal, relevant) for key in keys]
 
 
 def _judge(
-    before: MeasuredRatio | None, after: MeasuredRatio | None, tested: int, refusal: str | None, relevant: float
+    before: MeasuredRatio | None, after: MeasuredRatio | None, level: float, refusal: str | None, relevant: float
 ) -> RatioJudgement:
     ratio = after or before
     assert ratio is not None
@@ -126,7 +134,7 @@ def _judge(
         return replace(judgement, reason=reason)
     if refusal is not None:
         return replace(judgement, verdict="incomparable", reason=refusal)
-    deviation = _allowed_deviation(_logs(before), _logs(after), tested)
+    deviation = _allowed_deviation(_logs(before), _logs(after), level)
     if deviation is None:
         return replace(judgement, verdict="inconclusive", reason="one run on each side has no spread: promote a baseline")
     tolerance = max(relevant, math.expm1(deviation))
@@ -143,8 +151,8 @@ def _logs(ratio: MeasuredRatio) -> list[float]:
     return [math.log(value) for value in ratio.values]
 
 
-def _allowed_deviation(base: Sequence[float], head: Sequence[float], tested: int) -> float | None:
-    """Return the difference of means that `tested` ratios together exceed with probability `ALPHA`; None without a spread."""
+def _allowed_deviation(base: Sequence[float], head: Sequence[float], level: float) -> float | None:
+    """Return the difference of means that is exceeded in one direction with probability `level`; None without a spread."""
     from scipy.special import stdtrit
 
     freedom = len(base) + len(head) - 2
@@ -152,7 +160,7 @@ def _allowed_deviation(base: Sequence[float], head: Sequence[float], tested: int
         return None
     squares = sum((value - fmean(side)) ** 2 for side in (base, head) for value in side)
     error = math.sqrt(squares / freedom * (1 / len(base) + 1 / len(head)))
-    return float(stdtrit(freedom, 1 - ALPHA / tested)) * error
+    return float(stdtrit(freedom, 1 - level)) * error
 
 
 def gate_ratios(head: Benchmarks, location: Path, machine: str | None = None) -> list[GateRow]:
@@ -221,7 +229,7 @@ def compare_benchmarks(
     Raises:
         ConfigurationError: no test has a ratio of that name.
     """
-    judgements = judge_ratios(base, head, relevant=relevant)
+    judgements = judge_ratios(base, head, relevant=relevant, alpha=ALPHA / 2)  # changes in either direction are named
     if unknown := sorted(set(metrics) - {judgement.name for judgement in judgements}):
         raise ConfigurationError(f"no benchmark of {names[0]} or {names[1]} has a ratio {unknown[0]}")
     changes = [_change(judgement) for judgement in judgements if not metrics or judgement.name in metrics]
@@ -233,7 +241,8 @@ def compare_benchmarks(
         relevant=relevant,
         needed=MIN_RUNS,
         method=f"Ratios are compared with the spread of {MIN_RUNS} or more runs of the tests in a baseline: a change is what "
-        f"one more run exceeds with a probability of {ALPHA:.0%} over all ratios, and at least {relevant:.3g} of the ratio.",
+        f"one more run exceeds, in either direction, with a probability of {ALPHA:.0%} over all ratios, and at least "
+        f"{relevant:.3g} of the ratio.",
     )
 
 

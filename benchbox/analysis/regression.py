@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from benchbox.analysis.baseline_walks import fastest_batch, resolved_point
 from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.inference import ALPHA, can_settle, estimate_effect, launches_to_settle
-from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, raised_beyond_chance
 from benchbox.analysis.quantities import quantity
 
@@ -197,7 +197,7 @@ def _judge(
     verdict, note = _verdict(effect, factor)
     if effect.low is None:
         note = _too_few((len(ours.by_launch), len(theirs.by_launch)), demands, of_walk)
-    if verdict == "breach" and lookup.noise is not None:
+    if verdict == "breach" and lookup.noise is not None and metric.name in OF_STEP_TIMES:
         # The machine may have drifted since the baseline, which no test of their launches sees.
         floor = noise_floor(lookup.noise, min(effect.launches))
         if effect.ratio < 1 + floor:

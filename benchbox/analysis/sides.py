@@ -11,6 +11,7 @@ from benchbox.analysis.baseline import slug
 from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
 from benchbox.analysis.figures import RunFigures, figures_of_baseline, figures_of_run
 from benchbox.analysis.inference import RELEVANT
+from benchbox.analysis.noise import why_not_used
 from benchbox.analysis.ratios import compare_benchmarks
 from benchbox.errors import ConfigurationError, RecordError
 from benchbox.spec.source import read_source
@@ -86,9 +87,10 @@ def compare_sides(
 
 
 def _noise_of(figures: RunFigures) -> Noise | None:
-    """Return the noise that was measured of the matrix of a run on its machine, or None."""
+    """Return the noise that was measured of the matrix of a run on its machine with the same set-up, or None."""
     machine = figures.environment.get("machine")
-    return read_noise(slug(str(machine))).get(figures.matrix) if machine else None
+    noise = read_noise(slug(str(machine))).get(figures.matrix) if machine else None
+    return None if noise is None or why_not_used(noise, figures.environments, figures.measure) else noise
 
 
 def _read(name: str, path: Path) -> Side:

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchbox.analysis.comparability import environment_differences
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, holm
-from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
 
@@ -137,7 +137,9 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             size = max(proposal.ratio, 1 / proposal.ratio) - 1
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
-            floor = noise_floor(noise, max(1, min(NEAREST, launches))) if noise is not None else 0.0
+            floor = 0.0
+            if noise is not None and trend.metric.name in OF_STEP_TIMES:
+                floor = noise_floor(noise, max(1, min(NEAREST, launches)))
             if p is not None and p <= ALPHA and size > max(relevant, floor) and proposal.is_consistent:
                 confirmed.append(_change_of(trend, proposal, p))
         drift = max((change.size for change in confirmed if change.is_drift), default=0.0)

@@ -75,8 +75,9 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
     from dataclasses import replace
 
     from benchbox.analysis.baseline import find_baseline, slug
+    from benchbox.analysis.comparability import environments_by_ranks
     from benchbox.analysis.gate import gate
-    from benchbox.analysis.noise import describe_floor, describe_missing_floor
+    from benchbox.analysis.noise import describe_floor, describe_missing_floor, why_not_used
     from benchbox.analysis.summary import summarize
     from benchbox.report.gate.view import GateView, threshold_lines
     from benchbox.spec.threshold_section import load_thresholds
@@ -98,9 +99,13 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
         machine = slug(str(lookup.baseline.environment.get("machine")))  # which the run has too, whatever its folder is called
         noises = read_noise(machine)
         noise = noises.get(run.name)
-        lookup = replace(lookup, noise=noise)
+        other_setup = None if noise is None else why_not_used(noise, environments_by_ranks(records), run.measure)
+        lookup = replace(lookup, noise=noise if other_setup is None else None)
         if noise is None:
             notes = [f"noise floor of {machine}: {describe_missing_floor(noises, run.matrix_file)}"]
+        elif other_setup is not None:
+            remedy = f"`benchbox noise {run.matrix_file}` measures that of this run"
+            notes = [f"noise floor of {machine}: not used, since it was measured otherwise: {other_setup}; {remedy}"]
         else:
             floor = describe_floor(noise, run.launches)
             notes = [f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})"]
@@ -111,7 +116,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
         file=str(file) if file.is_file() else None,
         lines=threshold_lines(file, run.thresholds) if file.is_file() else {},
         notes=notes,
-        noise=noise,
+        noise=lookup.noise,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchbox.analysis.noise import describe_floor
 from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, EXIT_THRESHOLD, EXIT_USAGE
-from benchbox.store.noise import Noise, write_noise
+from benchbox.store.noise import Noise, NoiseRun, write_noise
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process as benchbox
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records, write_example
@@ -300,6 +300,14 @@ def test_a_check_names_the_noise_floor_and_what_is_within_it_is_no_breach(comple
     assert (after.returncode, after.stderr.partition(":")[0]) == (EXIT_OK, "inconclusive"), "8% are within the floor"
     floor = f"{describe_floor(noise, 5)} (benchbox noise, 2026-01-02, backend=ddp)"
     assert f"noise floor of {machine}: {floor}\n" in after.stdout
+    other = NoiseRun(started_at="2026-01-01", launches=12, mean=0.0, sigma=0.05, setup={"torch": "1.0"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", cache["XDG_CACHE_HOME"])
+        write_noise(machine, "example", replace(noise, runs=(other,)))
+        unused = benchbox("check", complete.path, cwd=tmp_path, variables=cache)
+        write_noise(machine, "example", noise)
+    assert unused.returncode == EXIT_THRESHOLD
+    assert "not used, since it was measured otherwise: torch 2.13.0 against 1.0; `benchbox noise matrices/" in unused.stdout
     shown = json.loads(benchbox("check", complete.path, "--format", "json", cwd=tmp_path, variables=cache).stdout)
     assert shown["noise"] == asdict(noise) | {"runs": [], "other_runs": []}
     assert shown["rows"][0].keys() == {"cell_id", "cell", "metric", "expected", "found", "verdict", "note"}

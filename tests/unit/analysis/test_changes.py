@@ -7,12 +7,13 @@ from statistics import median
 
 import pytest
 
-from benchbox.analysis.baseline import make_baseline
+from benchbox.analysis.baseline import make_baseline, slug
 from benchbox.analysis.changes import compare_runs
 from benchbox.analysis.figures import figures_of_baseline, figures_of_run
+from benchbox.analysis.sides import Side, compare_sides
 from benchbox.analysis.summary import summarize
 from benchbox.errors import ConfigurationError
-from benchbox.store.noise import Noise
+from benchbox.store.noise import Noise, NoiseRun, write_noise
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
 STEP_S = 0.2
@@ -82,6 +83,23 @@ def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
     assert change.verdict == "inconclusive"
     assert change.reason == "it is within the noise floor of this machine, 19.4%"
     assert compared(steady_records(step_s=STEP_S * 1.5), noise=noise).verdict == "regression"
+
+
+@pytest.mark.parametrize(
+    ("setup", "is_used"),
+    [({}, True), ({"torch": "1.0"}, False), ({"steps": 77}, False), ({"threads": 64}, True), ({"cell": "another"}, True)],
+)
+def test_a_noise_floor_of_another_set_up_is_not_used(setup, is_used, tmp_path, monkeypatch):
+    """Threads follow from the ranks of the cell that was launched again and again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    steps = {"steps": MEASURE.steps, "warm-up steps": MEASURE.warmup_steps}
+    run = NoiseRun(started_at="2026-01-01", launches=12, mean=0.0, sigma=0.05, setup=steps | {"torch": "2.13.0"} | setup)
+    noise = Noise(sigma=0.05, launches=12, ratio=1.0, cell="c", measured_at="2026-01-01", benchbox_version="0.1.0", runs=(run,))
+    head = figures(steady_records(step_s=STEP_S * 1.05))
+    write_noise(slug(str(head.environment["machine"])), head.matrix, noise)
+    comparison = compare_sides(Side(name="base", figures=BASE), Side(name="head", figures=head), metric_names=THROUGHPUT)
+    assert (comparison.noise is not None) == is_used
+    assert comparison.changes[0].verdict == ("inconclusive" if is_used else "regression")
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.1, "regression"), (0.9, "improvement"), (1.01, "neutral")])

@@ -44,6 +44,15 @@ def test_noise_passes_in_all_but_one_of_a_hundred_runs():
     assert breached <= 5  # 200 runs of 20 ratios: 2 are expected at 1%, and 5 or fewer have 98%
 
 
+def test_noise_is_named_as_a_change_in_either_direction_in_one_of_a_hundred_comparisons():
+    changed = 0
+    for trial in range(400):
+        base = merge_runs([run_of_tests(seed, tests=2) for seed in range(10 * trial, 10 * trial + MIN_RUNS)])
+        comparison = compare_benchmarks(base, run_of_tests(10 * trial + 9, tests=2), names=("base", "head"), relevant=0.0)
+        changed += {"regression", "improvement"} & comparison.counts.keys() != set()
+    assert changed <= 9  # 4 are expected at 1%, and 9 or fewer have 99%
+
+
 def test_a_slowdown_beyond_the_spread_is_a_regression_and_its_inverse_an_improvement():
     base = baseline()
     for slower, verdict in ((1.4, "regression"), (1 / 1.4, "improvement")):
