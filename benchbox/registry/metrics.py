@@ -132,8 +132,8 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             name="mfu",
             unit="fraction",
             direction="higher",
-            formula="model FLOPs a step / (step_time_s x world_size x the device's peak); null where the peak is unknown; "
-            "each step by its own FLOPs under padding: longest",
+            formula="the least over ranks of a rank's model FLOPs a step / (its median step time x the device's peak); null "
+            "where the peak is unknown; each step by its own FLOPs under padding: longest",
             read=lambda record: record["mfu"],
             across_batches=True,
         ),

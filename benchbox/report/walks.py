@@ -91,9 +91,19 @@ def walk_section(results: Sequence[Certificate], best: Sequence[Comparison], axe
     return WalkSection(
         summary=_summary(results),
         certificates=tuple(_view(result, fields) for result in results),
-        notes=tuple(f"Allocation retries are unknown: {reason}." for reason in reasons),
+        notes=(*(f"Allocation retries are unknown: {reason}." for reason in reasons), *_star_notes(results)),
         best=tuple(_best_row(comparison, fields) for comparison in best),
     )
+
+
+def _star_notes(results: Sequence[Certificate]) -> list[str]:
+    """Return what a star means, where it is not at the highest rate that is shown: repeats of the fastest batch were slower."""
+    for result in results:
+        rates = [spread.value for summary in result.batches if (spread := summary.values["global_samples_per_s"])]
+        starred = result.fastest and result.fastest.values["global_samples_per_s"]
+        if starred and starred.value < max(rates):
+            return ["Rates are medians of launches. A star marks the batch that was fastest in the launches that searched."]
+    return []
 
 
 def _summary(results: Sequence[Certificate]) -> str:

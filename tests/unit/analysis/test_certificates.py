@@ -57,6 +57,20 @@ def test_walks_that_were_not_launched_do_not_count_in_the_mean_of_their_launches
     assert "Those that ended took 4.00 launches each on average" in summary
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_a_star_that_is_not_at_the_highest_rate_is_explained(machine, factor):
+    """Repeats of the batch that was fastest in the search were slower than another one."""
+    machine = replace(machine, measure=replace(machine.measure, launches=4))
+    machine.run()
+    (result,) = results(machine)
+    for number in range(2, 5):
+        record = machine.store.record(result.fastest.cell_id, number)
+        record["throughput"]["global_samples_per_s"] *= factor
+        machine.store.write_record(record)
+    notes = build_report(machine.store.run(), list(machine.store.records())).walks.notes
+    assert any(note.startswith("Rates are medians of launches. A star marks") for note in notes) == (factor < 1)
+
+
 def test_the_peak_of_the_throughput_is_often_not_the_largest_batch(machine):
     machine.run()
     (result,) = results(machine)
