@@ -74,7 +74,9 @@ def simulate_cells(
 
 def _refusal(cell: Cell) -> str | None:
     """Return why a cell is not tried, if so."""
-    if cell.backend == "single" or cell.backend not in MODELS:
+    if cell.backend == "single":
+        return "backend single is not simulated: it has no collectives"
+    if cell.backend not in MODELS:
         return f"backend {cell.backend} is not simulated: there is no formula to compare with"
     if cell.compile != "off":
         return "compiled graphs are not simulated"

@@ -23,12 +23,12 @@ _AVERAGE_SIZE = 4  # of an element, in float32
 class Estimate:
     """Prediction for one rank, the one that needs most, in one optimizer step.
 
-    `components` are the bytes by component at the moment of the peak, which is in phase `moment`; `resident_bytes` is what
-    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part
-    of the activations. FLOPs are of a rank. `collectives_by_ranks` are the same collectives by the number of ranks among
-    which they run, as text: a hybrid backend gathers among those that share a copy of the parameters. `smallest_step_flops` are
-    those of a step whose samples lack every optional part, recomputed ones included: no step takes less, unless padding is left
-    out. None where they are not known.
+    `components` are the bytes by component at the moment of the peak, which is in phase `moment`; `resident_bytes` are
+    parameters, masters, moments, averages and buffers, which stay from step to step: a lower bound of every batch.
+    `logits_bytes`, the largest product that forward keeps, is part of the activations. FLOPs are of a rank.
+    `collectives_by_ranks` are the same collectives by the number of ranks among which they run, as text: a hybrid backend
+    gathers among those that share a copy of the parameters. `smallest_step_flops` are those of a step whose samples lack every
+    optional part, recomputed ones included: no step takes less, unless padding is left out. None where they are not known.
     """
 
     peak_bytes: int

@@ -189,7 +189,7 @@ def test_a_cell_that_is_not_simulated_has_the_reason(
 def test_json_has_the_simulation(folder: Path) -> None:
     arguments = ["estimate", str(folder / "large.yaml"), "--simulate", "--only", "backend=single", "--format", "json"]
     (row,) = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
-    assert row["simulation"] == {"reason": "backend single is not simulated: there is no formula to compare with"}
+    assert row["simulation"] == {"reason": "backend single is not simulated: it has no collectives"}
 
 
 def test_a_hybrid_shards_over_groups_of_the_size_that_its_cell_says() -> None:
