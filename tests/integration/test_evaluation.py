@@ -131,8 +131,9 @@ def test_a_policy_trained_on_data_with_responses_acts_on_its_own_which_the_recor
 
     monkeypatch.setattr(simulation, "load_policy", load)
     saved = save_untrained("pi05", tmp_path, responses)
-    result = run_eval(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "1")
+    result = run_eval(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "1", "--execute", "1")
     assert "acts without one" not in result.stderr
+    assert len(acted) > 1, "an equal response is recorded once"
     assert [bool(batch["response_mask"].any()) for batch in acted] == [bool(responses)] * len(acted)
     episode = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["episodes"][0]
     assert episode["responses"] == ([{"step": 0, "text": "<b>up"}] if responses else [])

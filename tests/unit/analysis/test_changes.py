@@ -13,6 +13,7 @@ from benchbox.analysis.figures import figures_of_baseline, figures_of_run
 from benchbox.analysis.sides import Side, compare_sides
 from benchbox.analysis.summary import summarize
 from benchbox.errors import ConfigurationError
+from benchbox.registry.metrics import metric_by_name, metrics
 from benchbox.store.noise import Noise, NoiseRun, write_noise
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
@@ -83,6 +84,16 @@ def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
     assert change.verdict == "inconclusive"
     assert change.reason == "it is within the noise floor of this machine, 19.4%"
     assert compared(steady_records(step_s=STEP_S * 1.5), noise=noise).verdict == "regression"
+
+
+def test_a_noise_floor_of_step_times_says_nothing_of_other_times(monkeypatch):
+    """Such as that of compilation."""
+    noise = Noise(sigma=0.05, launches=10, ratio=1.0, cell="c", measured_at="2026-01-01", benchbox_version="0.1.0")
+    times = replace(metric_by_name("step_time_s"), name="compile_time_s")
+    monkeypatch.setitem(metrics(), "compile_time_s", times)
+    base = figures(steady_records(step_s=STEP_S, started="2025-12-31"), name="base")
+    change = compared(steady_records(step_s=STEP_S * 1.05), ("compile_time_s",), base, noise=noise)
+    assert change.verdict == "regression"
 
 
 @pytest.mark.parametrize(

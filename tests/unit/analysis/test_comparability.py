@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -14,8 +14,9 @@ from benchbox.analysis.comparability import (
 )
 from benchbox.analysis.inference import ALPHA, Criteria
 from benchbox.analysis.summary import summarize
+from benchbox.report.view import build_report
 from tests.support.compared_cells import compared_cells
-from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 
@@ -309,5 +310,8 @@ def test_fewer_ranks_are_compared_with_the_threads_that_they_then_have(axis, is_
             records.append(record | {"environment": environment})
     comparison = compare(*records, reference={axis: 1})
     assert (comparison.ratio is not None) == is_compared
+    run = replace(example_run([subject, reference], measure=asdict(MEASURE) | {"launches": 5}), reference={axis: 1})
+    headline = build_report(run, records).headline
+    assert ("in the threads that a rank then has" in headline.compared) == is_compared
     if not is_compared:
         assert comparison.reason == "they also differ in threads: 1 against 2"
