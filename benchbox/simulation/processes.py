@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.errors import BenchboxError, ConfigurationError
+from benchbox.errors import EXIT_CELL_FAILED, BenchboxError, ConfigurationError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 class SimulationError(BenchboxError):
     """An environment failed while an episode ran."""
+
+    exit_code = EXIT_CELL_FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,14 @@ def _empty_measurement(value: Mapping[str, Any]) -> str | None:
 def share_equal_values(value: dict[str, Any], other: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
     """Return a record whose values are those of another one where they are equal, also inside of nested objects.
 
+    Equal values have the same text: 0.0 is neither -0.0 nor 0, and the hash of the record must stay what it is.
+
     Names are interned: a parsed record has its own copy of each, which takes more memory than most of its values.
     """
     shared: dict[str, Any] = {}
     for key, item in value.items():
         same = other.get(key)
-        if item == same and type(item) is type(same):
+        if item == same and repr(item) == repr(same):
             item = same
         elif depth and isinstance(item, dict) and isinstance(same, dict):
             item = share_equal_values(item, same, depth - 1)

@@ -12,7 +12,7 @@ from benchbox.errors import RecordError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LAUNCH = re.compile(r"/cells/[0-9a-f]+/launch-[0-9]+\.json$")
+_LAUNCH = re.compile(r"(^|/)cells/[0-9a-f]+/launch-[0-9]+\.json$")
 _RUN_FILES = ("run.json", "records.parquet", "chain.jsonl", "predictions.json")
 
 
@@ -38,11 +38,12 @@ def extract(name: str, folder: Path) -> Path:
         target = folder / "baseline.json"
         target.write_bytes(content)
         return target
-    prefix = posixpath.normpath(path)  # as git lists it
-    listing = _git("ls-tree", "-r", "-z", "--name-only", revision, "--", f"{prefix}/cells") or b""
-    launches = [name.removeprefix(f"{prefix}/") for name in listing.decode().split("\0") if _LAUNCH.search(name)]
+    prefix = posixpath.normpath(path)
+    prefix = "" if prefix == "." else f"{prefix}/"  # as git lists it
+    listing = _git("ls-tree", "-r", "-z", "--name-only", revision, "--", f"{prefix}cells") or b""
+    launches = [name.removeprefix(prefix) for name in listing.decode().split("\0") if _LAUNCH.search(name)]
     for file in (*_RUN_FILES, *launches):
-        content = _git("show", f"{revision}:./{prefix}/{file}")
+        content = _git("show", f"{revision}:./{prefix}{file}")
         if content is not None:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(content)

@@ -114,6 +114,10 @@ def test_runs_and_baselines_of_commits_are_named_as_git_names_them(base, slower,
     ):
         result = compare(name, "reports/example")
         assert str(result.exception) == f"1 of 5 figures are worse in reports/example than in {name}"
+    monkeypatch.chdir(base)
+    result = compare("HEAD~1:.", published)
+    assert str(result.exception) == f"1 of 5 figures are worse in {published} than in HEAD~1:."
+    monkeypatch.chdir(tmp_path)
     absent = compare("HEAD:reports/absent", "reports/example").exception
     assert isinstance(absent, RecordError)
     assert "no run in that commit" in str(absent)

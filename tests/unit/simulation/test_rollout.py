@@ -198,8 +198,9 @@ def test_a_task_that_the_dataset_lacks_is_stated(inputs: LiveInputs) -> None:
 
 
 def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -> None:
-    with pytest.raises(SimulationError, match="ValueError: no action like 4 numbers"):
+    with pytest.raises(SimulationError, match="ValueError: no action like 4 numbers") as caught:
         rollout(inputs, count_up, factory=FailingEnvironment)
+    assert caught.value.exit_code == EXIT_CELL_FAILED, "it is no bug of benchbox"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
