@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
@@ -153,6 +153,11 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
             # Without --set batch=.. the matrix could never be judged. With it, `check` says that the run has no walks.
             where, hint = source.where((*keys, "batch")), "under axes, write batch: {search: max}"
             problems.append(Problem(where, f"batch: {FASTEST} selects walks, and this matrix has none", hint))
+    every_cell = list(replace(matrix, exclude=()).axis_cells())
+    for index, point in enumerate(matrix.exclude):
+        # --set may leave out what a matrix excludes.
+        if not any(source.where(path).startswith("--set") for key in point for path in (("axes", key), (key,))):
+            selections.append((("exclude", index), point, every_cell))
     for keys, point, selectable in selections:
         if not any(matches(cell, point) for cell in selectable):
             hint = _existing_values(point, selectable)

@@ -64,6 +64,11 @@ def test_excluded_points_are_left_out_where_every_key_agrees(load):
     assert points(matrix, "backend", "batch") == [("zero2", 1), ("zero2", 2), ("ddp", 1)]
 
 
+def test_what_is_excluded_may_have_been_left_out_on_the_command_line(load):
+    matrix = load(GOOD + "exclude: [{backend: ddp, batch: 2}]\n", {"axes.batch": "[1]"})
+    assert points(matrix, "batch") == [(1,)] * 2
+
+
 def test_an_included_point_is_not_excluded(load):
     matrix = load(GOOD + "exclude: [{batch: 2}]\ninclude: [{backend: zero3, batch: 2}]\n")
     assert points(matrix, "backend", "batch") == [("zero2", 1), ("ddp", 1), ("zero3", 2)]
