@@ -1,0 +1,10 @@
+"""Indices at equal distances, for what is computed of a part of a dataset."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def evenly_distributed(length: int, number: int) -> list[int]:
+    """Return at most `number` different indices below `length`, at equal distances."""
+    return [int(i) for i in np.unique(np.linspace(0, length - 1, number, dtype=np.int64))] if length else []
