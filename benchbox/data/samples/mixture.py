@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from benchbox.data.order.even import evenly_distributed
 from benchbox.data.order.frames import SampleKey
 from benchbox.data.order.groups import SampleGroup
 from benchbox.data.samples.provenance import Provenance
 from benchbox.data.samples.selection import FrameSelection, check_not_empty, count_frames, select_frames, used_episodes
-from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership
+from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership, evenly_distributed
 from benchbox.data.text.fast import FastTokenizer
 
 if TYPE_CHECKING:
@@ -123,10 +122,12 @@ class MixtureSamples:
         """Decoders of the datasets' videos, None if they have none."""
         return ", ".join(dict.fromkeys(part.decoder for part in self._parts if part.decoder)) or None
 
-    def describe_cut_texts(self) -> list[str]:
-        """Return lines on texts of datasets that do not fit whole, each with the dataset."""
-        parts = zip(self.members, self._parts, strict=True)
-        return [f"{member.settings.path}: {line}" for member, part in parts for line in part.describe_cut_texts()]
+    def describe_long_prompts(self) -> list[str]:
+        """Return a line for each dataset with prompts that may not fit whole."""
+        lines = [
+            (member.settings.path, part.describe_long_prompts()) for member, part in zip(self.members, self._parts, strict=True)
+        ]
+        return [f"{path}: {line}" for path, line in lines if line is not None]
 
     def groups(self) -> list[SampleGroup]:
         """Frames that are trained on: one group per dataset if they have weights, otherwise one."""

@@ -9,9 +9,7 @@ import numpy as np
 
 from benchbox.data.dataset.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.format.metadata import STATE
-from benchbox.data.order.even import evenly_distributed
 from benchbox.data.text.prompt import (
-    TARGET,
     ByteTokenizer,
     CachedEncoder,
     clean_task,
@@ -21,7 +19,6 @@ from benchbox.data.text.prompt import (
     longest_bin,
     pad_tokens,
     prompt_without_task,
-    target_length,
     whole_prompt,
 )
 from benchbox.data.text.tokenizer import open_tokenizer
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 METADATA = "metadata."  # prefix of text features that describe the episode
 MEMORY = "memory"
 _SHOWN_LETTERS = 60  # of a task, in messages
-_FRAMES = 512  # whose texts are looked at before a training
 _MORE_TOKENS = "choose a policy or size with more prompt_tokens"
 
 
@@ -118,32 +114,6 @@ class FrameTexts:
                 f"such as {_shorten(first)} and {_shorten(second)}"
             )
         return f"{line}; {self._tokenizer_hint}{_MORE_TOKENS}, or shorten the tasks"
-
-    def describe_long_targets(self) -> list[str]:
-        """Return a line for each kind of text that is cut to its number of tokens, and one on fields of metadata left out.
-
-        The texts are those of `_FRAMES` frames, evenly distributed over the dataset.
-        """
-        spec, dataset, lines = self._spec, self._dataset, []
-        kinds = ((RESPONSE, spec.response_tokens, spec.response_template), (MEMORY, spec.memory_tokens, TARGET))
-        frames = evenly_distributed(len(dataset), _FRAMES)
-        for name, room, template in kinds:
-            if not room or not dataset.has_text(name):
-                continue
-            texts = dict.fromkeys(text for frame in frames if (text := dataset.text(name, frame)))
-            lengths = {text: target_length(self._tokenizer, text, template) for text in texts}
-            cut = [text for text in texts if lengths[text] > room]
-            if cut:
-                longest = max(cut, key=lengths.__getitem__)
-                lines.append(
-                    f"{name}_tokens is {room}, and the ends of {len(cut)} of {len(texts)} different texts in {len(frames)} "
-                    f"frames are cut: the longest, {_shorten(longest)}, takes {lengths[longest]} tokens with its end; "
-                    f"{self._tokenizer_hint}choose a policy or size with more {name}_tokens, or shorten the texts"
-                )
-        left_out = [name for name in dataset.texts if name.startswith(METADATA)][spec.metadata[0] :]
-        if left_out and all(spec.metadata):
-            lines.append(f"the policy reads {spec.metadata[0]} of the fields of metadata, and not {', '.join(left_out)}")
-        return lines
 
     @property
     def _tokenizer_hint(self) -> str:

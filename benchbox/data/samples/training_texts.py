@@ -30,8 +30,8 @@ def check_targets(samples: object, spec: BatchSpec | None) -> None:
     raise ConfigurationError(Problem("data", message, "add such a text feature to the dataset, or choose another policy"))
 
 
-def describe_cut_texts(samples: object) -> list[str]:
-    """Return lines on prompts, responses and memories of datasets that do not fit whole, with the remedy."""
+def describe_long_prompts(samples: object) -> list[str]:
+    """Return a line for each dataset with prompts that may not fit whole, with the remedy."""
     if not isinstance(samples, MixtureSamples):
         return []
-    return list(dict.fromkeys(samples.describe_cut_texts()))
+    return list(dict.fromkeys(samples.describe_long_prompts()))

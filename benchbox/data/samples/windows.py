@@ -10,7 +10,6 @@ import torch
 
 from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
-from benchbox.data.order.even import evenly_distributed
 from benchbox.data.order.randomness import draw_random_fields
 from benchbox.data.samples.texts import FrameTexts
 from benchbox.data.samples.window_images import WindowImages
@@ -164,9 +163,9 @@ class DatasetSamples:
         fields |= {name: tokens.expand(rows, -1) for name, tokens in self._texts.cues.items()}
         return fields | draw_random_fields(spec, self.seed, epoch, range(*(self.membership.first + i for i in (start, stop))))
 
-    def describe_cut_texts(self) -> list[str]:
-        """Return lines on texts that do not fit whole: see `FrameTexts`."""
-        return [*filter(None, [self._texts.describe_long_prompts()]), *self._texts.describe_long_targets()]
+    def describe_long_prompts(self) -> str | None:
+        """See `FrameTexts.describe_long_prompts`."""
+        return self._texts.describe_long_prompts()
 
     def chunk(self, index: int) -> np.ndarray:
         """Return the actions (N, D) of frame `index` as a FAST tokenizer reads them: [min, max] is [-1, 1]."""
@@ -214,6 +213,11 @@ class DatasetSamples:
 
     def _dims(self, name: str) -> int:
         return int(np.prod(self.dataset.features[name]["shape"]))
+
+
+def evenly_distributed(length: int, number: int) -> list[int]:
+    """Return at most `number` different indices below `length`, at equal distances."""
+    return [int(i) for i in np.unique(np.linspace(0, length - 1, number, dtype=np.int64))] if length else []
 
 
 def _pad_width(values: np.ndarray, width: int) -> Tensor:

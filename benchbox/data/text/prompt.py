@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS = 0, 1, 2
 EOS_MARK = "<eos>"  # in templates, whatever a tokenizer calls its token
-TARGET = "{text}" + EOS_MARK
 FIRST_BYTE = 3
 VOCABULARY = FIRST_BYTE + 256
 MAX_CACHED_TEXTS = 4096  # about a KiB each
@@ -160,17 +159,14 @@ def _encode_template(tokenizer: Tokenizer, template: str, values: Mapping[str, s
     return ids
 
 
-def encode_target(tokenizer: Tokenizer, text: str, length: int, template: str = TARGET) -> tuple[np.ndarray, np.ndarray]:
+def encode_target(
+    tokenizer: Tokenizer, text: str, length: int, template: str = "{text}" + EOS_MARK
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens (length,) int64 of a text that a policy learns to generate or reads, and their mask.
 
     Tokens beyond `length` are cut off. An empty text is masked completely, without the words of the template.
     """
     return pad_tokens(_encode_template(tokenizer, template, {"text": text}) if text else [], length, tokenizer.pad)
-
-
-def target_length(tokenizer: Tokenizer, text: str, template: str = TARGET) -> int:
-    """Return the number of tokens of a text in a template of `encode_target`, before it is cut."""
-    return len(_encode_template(tokenizer, template, {"text": text}))
 
 
 def encode_target_end(tokenizer: Tokenizer, template: str) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from benchbox.data import open_dataset
 from benchbox.data.samples.mixture import MixtureSamples, select_datasets
 from benchbox.data.samples.synthetic import SyntheticSamples
-from benchbox.data.samples.training_texts import check_targets, describe_cut_texts
+from benchbox.data.samples.training_texts import check_targets, describe_long_prompts
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.errors import ConfigurationError
 from benchbox.spec.datasets import DatasetSpec
@@ -54,13 +54,13 @@ def test_other_policies_and_generated_samples_lack_nothing(dataset_root, bare_sp
     check_targets(mixture(bare_spec, dataset_root), bare_spec)
     check_targets(SyntheticSamples(sole_spec, 0), sole_spec)
     check_targets(SyntheticSamples(sole_spec, 0), None)
-    assert describe_cut_texts(SyntheticSamples(sole_spec, 0)) == []
+    assert describe_long_prompts(SyntheticSamples(sole_spec, 0)) == []
 
 
 def test_tasks_that_are_cut_are_counted_and_the_longest_is_named_once_per_dataset(dataset_root, bare_spec, tmp_path):
     spec = replace(bare_spec, state_in_prompt=False, prompt_tokens=48)
     root = write_tasks(tmp_path / "data", "a" * 46, "b" * 47, "c" * 60 + "d" * 20)
-    (line,) = describe_cut_texts(mixture(spec, dataset_root, root, root))
+    (line,) = describe_long_prompts(mixture(spec, dataset_root, root, root))
     longest = "c" * 30 + "..." + "c" * 10 + "d" * 20
     assert line == (
         f"{root}: prompt_tokens is 48, and the ends of 2 of 3 tasks are cut: the longest, '{longest}', takes 80 tokens, and "
@@ -73,7 +73,7 @@ def test_a_policy_that_reads_no_prompt_gets_none_and_no_task_is_cut_for_it(bare_
     spec = replace(bare_spec, state_in_prompt=False, prompt_tokens=0)
     root = write_tasks(tmp_path / "data", "a" * 46, "b" * 470)
     samples = mixture(spec, root)
-    assert describe_cut_texts(samples) == []
+    assert describe_long_prompts(samples) == []
     for sample in (samples.sample(0, 0), SyntheticSamples(spec, 0).sample(0, 0)):
         assert not {"prompt_tokens", "prompt_mask"} & {*sample, *spec.fields()}
         assert set(spec.fields()) == set(sample)
@@ -83,7 +83,7 @@ def test_different_tasks_with_the_same_tokens_are_counted(bare_spec, tmp_path):
     spec = replace(bare_spec, state_in_prompt=False, prompt_tokens=48)
     spelling = SHARED.replace(" ", "_") + "stove"  # of the same words
     root = write_tasks(tmp_path / "data", SHARED + "right plate", "lift", SHARED + "stove", spelling)
-    (line,) = describe_cut_texts(mixture(spec, root))
+    (line,) = describe_long_prompts(mixture(spec, root))
     assert "the ends of 3 of 4 tasks are cut" in line
     assert "; 2 different tasks have the same tokens as another one, such as " in line
     assert "right plate' and 'put the white mug" in line
@@ -92,18 +92,18 @@ def test_different_tasks_with_the_same_tokens_are_counted(bare_spec, tmp_path):
 def test_tasks_are_cut_beside_the_longest_state_and_memory(bare_spec, tmp_path):
     spec = replace(bare_spec, prompt_template="{task} {state}{memory}", prompt_tokens=40)
     root = write_tasks(tmp_path / "data", "a" * 27)
-    assert describe_cut_texts(mixture(spec, root)) == [], "with 3 bins of 3 digits there are 40 tokens"
+    assert describe_long_prompts(mixture(spec, root)) == [], "with 3 bins of 3 digits there are 40 tokens"
     remembering = replace(spec, memory_tokens=5)
-    assert describe_cut_texts(mixture(remembering, root)) == [], "without a memory in the data"
+    assert describe_long_prompts(mixture(remembering, root)) == [], "without a memory in the data"
     annotated = annotate(root, tmp_path / "annotated", {"memory": ["m"] * 2})
-    (line,) = describe_cut_texts(mixture(remembering, annotated))
+    (line,) = describe_long_prompts(mixture(remembering, annotated))
     assert "the ends of 1 of 1 tasks may be cut: the longest" in line
     assert "takes 27 tokens, and 22 are left (a state of 3 values and a memory of 5 tokens)" in line
 
 
 def test_a_prompt_that_a_long_state_may_leave_no_room_for_is_a_warning_before_it_comes_up(dataset_root, bare_spec):
     spec = replace(bare_spec, prompt_template="{task} {state}", prompt_tokens=13)
-    lines = {tokens: describe_cut_texts(mixture(replace(spec, prompt_tokens=tokens), dataset_root)) for tokens in (12, 13)}
+    lines = {tokens: describe_long_prompts(mixture(replace(spec, prompt_tokens=tokens), dataset_root)) for tokens in (12, 13)}
     assert "the ends of" in lines[13][0]
     assert "tasks may be cut" in lines[13][0]
     (line,) = lines[12]
@@ -113,30 +113,3 @@ def test_a_prompt_that_a_long_state_may_leave_no_room_for_is_a_warning_before_it
         "more prompt_tokens"
     )
     DatasetSamples(open_dataset(dataset_root), replace(spec, prompt_tokens=12), 0).sample(0, 0)
-
-
-@pytest.mark.parametrize("name", ["response", "memory", "subtask_index"])
-def test_texts_to_learn_that_are_cut_with_their_ends_are_counted_and_the_longest_is_named(
-    dataset_root, sole_spec, tmp_path, name
-):
-    """The policy would learn to stop within a word."""
-    texts = ["up", "to the left", "to the very left"]
-    values = list(range(3)) * FRAMES if name == "subtask_index" else texts * FRAMES
-    annotated = annotate(dataset_root, tmp_path / "annotated", {name: values[:FRAMES]}, subtasks=tuple(texts))
-    spec = replace(sole_spec, response_tokens=12, memory_tokens=12, prompt_tokens=0)
-    kind = "memory" if name == "memory" else "response"
-    (line,) = describe_cut_texts(mixture(spec, annotated))
-    assert line == (
-        f"{annotated}: {kind}_tokens is 12, and the ends of 1 of 3 different texts in {FRAMES} frames are cut: the longest, "
-        f"'to the very left', takes 17 tokens with its end; name a tokenizer with fewer tokens per word, choose a policy or "
-        f"size with more {kind}_tokens, or shorten the texts"
-    )
-    assert describe_cut_texts(mixture(replace(spec, response_tokens=17, memory_tokens=17), annotated)) == []
-
-
-def test_fields_of_metadata_that_a_policy_has_no_room_for_are_named(dataset_root, bare_spec, tmp_path):
-    columns = {f"metadata.{name}": ["x"] * FRAMES for name in ("quality", "speed", "hand")}
-    annotated = annotate(dataset_root, tmp_path / "annotated", columns)
-    lines = {fields: describe_cut_texts(mixture(replace(bare_spec, metadata=(fields, 8)), annotated)) for fields in (0, 1, 3)}
-    assert lines[0] == lines[3] == [], "a policy without metadata reads none"
-    assert lines[1] == [f"{annotated}: the policy reads 1 of the fields of metadata, and not metadata.speed, metadata.hand"]
