@@ -1,5 +1,7 @@
 """Construction of an `Accelerator` for each backend, on GPUs and on CPUs.
 
+Mixed precision is always named: without, accelerate reads `ACCELERATE_MIXED_PRECISION` and runs forward under autocast.
+
 On CUDA accelerate does everything by itself. On CPU, `Accelerator(cpu=True, fsdp_plugin=...)` silently drops the plugin and
 runs DDP, so the state is set by hand after construction, here and nowhere else; `observe` checks the result.
 """
@@ -22,15 +24,19 @@ from accelerate.utils import (
     ParallelismConfig,
 )
 
+from benchbox.registry.launch_environment import ACCELERATE_PREFIXES
+
 
 def single_accelerator() -> Accelerator:
     """Return an accelerator of one process.
 
     The variables of a launcher would make accelerate wrap even one process in DDP, so they are removed.
     """
-    for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    of_launcher = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    of_accelerate = [name for name in os.environ if name.startswith(ACCELERATE_PREFIXES)]
+    for variable in (*of_launcher, *of_accelerate):
         os.environ.pop(variable, None)
-    return Accelerator(cpu=not torch.cuda.is_available())
+    return Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
 
 
 def ddp_accelerator() -> Accelerator:
@@ -39,7 +45,7 @@ def ddp_accelerator() -> Accelerator:
     Gradients are views into DDP's buckets: as tensors of their own they would take their memory twice.
     """
     handlers = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
-    return Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=handlers)
+    return Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=handlers)
 
 
 def fsdp_accelerator(
@@ -50,7 +56,7 @@ def fsdp_accelerator(
     With `upcasts` accelerate is configured for mixed precision, and then stores bfloat16 parameters in float32 when it prepares
     them. Its autocast stays off: the plugin's policy sets the compute dtype.
     """
-    precision: dict[str, Any] = {}
+    precision: dict[str, Any] = {"mixed_precision": "no"}
     if upcasts:
         precision = {"mixed_precision": "bf16", "kwargs_handlers": [AutocastKwargs(enabled=False)]}
     if torch.cuda.is_available():

@@ -125,9 +125,9 @@ def _extension(machine: Mapping[str, Any]) -> Check:
 
 def rank_variables() -> dict[str, str]:
     """Return the environment variables of a rank that are the same for all ranks of this host."""
-    from benchbox.launch.process.environment import host_variables
+    from benchbox.launch.process.environment import rank_environment
 
-    return {**os.environ, **host_variables(os.environ)}
+    return rank_environment(os.environ, {})
 
 
 def _collectives(machine: Mapping[str, Any]) -> Iterator[Check]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+# Beginnings of variables by which `accelerate launch` configures a program. accelerate reads what it is not given from them.
+ACCELERATE_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+
 
 class GitState(TypedDict):
     """The commit of the working directory's repository."""

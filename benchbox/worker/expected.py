@@ -67,6 +67,7 @@ def check_step(
     kernel: str | None,
     sites: Mapping[str, Sequence[str]] | None = None,
     checkpointed: int | None,
+    products: Mapping[str, int],
     stepped: Iterable[SteppedTensor],
 ) -> None:
     """Compare a cell with what was observed in a step.
@@ -74,16 +75,22 @@ def check_step(
     Args:
         kernel: names of the attention kernels that ran, joined by `+`.
         sites: the same names by call site.
+        products: number of matrix products of the forward pass by dtype. A policy may run a few in another one on purpose.
 
     Raises:
-        MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or the optimizer stepped
-            tensors of another dtype than the recipe says.
+        MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or most matrix products ran
+            in another dtype than the recipe says, or the optimizer stepped tensors of another.
     """
     if kernel is not None and (mismatch := attention_mismatch(cell.attention, kernel.split("+"), sites or {})):
         raise MismatchError(mismatch)
     if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
         requested = "on" if cell.checkpointing else "off"
         raise MismatchError(f"requested checkpointing {requested}, observed {checkpointed} modules run twice")
-    dtype = recipe_by_name(cell.recipe).stepped
+    recipe = recipe_by_name(cell.recipe)
+    # Of compiled code no product is seen, and the few others need not be like those.
+    if cell.compile == "off" and 2 * products.get(recipe.compute, 0) < sum(products.values()):
+        counts = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(products.items()))
+        raise MismatchError(f"recipe {cell.recipe} computes in {recipe.compute}, observed matrix products: {counts}")
+    dtype = recipe.stepped
     if dtype is not None and (other_dtypes := sorted({tensor.dtype for tensor in stepped} - {dtype})):
         raise MismatchError(f"recipe {cell.recipe} steps {dtype} tensors, observed {', '.join(other_dtypes)}")

@@ -183,6 +183,7 @@ def measure(job: MeasureJob, out: Path, rank: int, tracker: ProgressTracker, eve
             kernel=probed.attention_kernel,
             sites=probed.attention_sites,
             checkpointed=probed.checkpointed_modules,
+            products=facts.products,
             stepped=facts.stepped,
         )
 

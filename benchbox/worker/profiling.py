@@ -102,6 +102,7 @@ def profile(job: ProfileJob, out: Path, rank: int, tracker: ProgressTracker, eve
             kernel=probed.attention_kernel,
             sites=probed.attention_sites,
             checkpointed=probed.checkpointed_modules,
+            products=facts.products,
             stepped=facts.stepped,
         )
 

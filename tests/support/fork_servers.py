@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.environment import rank_environment
 from benchbox.launch.process.warm import SHARED_SERVERS_VARIABLE, ForkServerLauncher
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SharedForkServers:
 
 def start_shared_server(socket_file: Path, *, ranks: int, log: Path, preload: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """Start a fork server for groups of `ranks` ranks that listens at once, and serves when it has imported."""
-    variables = {**os.environ, **host_variables(os.environ), **ForkServerLauncher().variables(ranks)}
+    variables = rank_environment(os.environ, ForkServerLauncher().variables(ranks))
     with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as output:
         listener.bind(str(socket_file))
         listener.listen()

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
-from benchbox.launch.process.environment import group_variables, host_variables
+from benchbox.launch.process.environment import group_variables, rank_environment
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, signal_processes
 from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
@@ -72,13 +72,7 @@ class TorchrunLauncher(Launcher):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    **host_variables(os.environ),
-                    **added,
-                    JOB_VARIABLE: job.process_id,
-                    LAUNCHER_VARIABLE: str(os.getpid()),
-                },
+                env=rank_environment(os.environ, added) | {JOB_VARIABLE: job.process_id, LAUNCHER_VARIABLE: str(os.getpid())},
                 start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
             )
         return _TorchrunGroup(process, job, self._grace_s)

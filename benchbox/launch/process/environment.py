@@ -1,4 +1,4 @@
-"""Environment variables of a group of ranks. A variable that the user has set is left unchanged."""
+"""Environment variables of a group of ranks. A variable that the user has set is left unchanged, except of accelerate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchbox.registry.launch_environment import ACCELERATE_PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +30,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def rank_environment(user: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """Return all variables of a process of ranks: the user's, those of this host, and `added`.
+
+    Those of `accelerate launch` are left out: a shell or a job script may have them for another program, and accelerate would
+    take settings of the ranks from them.
+    """
+    kept = {name: value for name, value in user.items() if not name.startswith(ACCELERATE_PREFIXES)}
+    return {**kept, **host_variables(user), **added}
 
 
 def host_variables(user: Mapping[str, str]) -> dict[str, str]:

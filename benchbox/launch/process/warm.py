@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
 from benchbox.launch.process.cold import TorchrunLauncher
-from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables, import_environment
+from benchbox.launch.process.environment import fork_server_variables, group_variables, import_environment, rank_environment
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, signal_processes
 from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
@@ -64,7 +64,7 @@ class ForkServerLauncher(Launcher):
         if self._cold is not None:
             return self._cold.start(job)
         folder = job.folder.resolve()
-        environment = {**os.environ, **host_variables(os.environ), **self.variables(job.ranks)}
+        environment = rank_environment(os.environ, self.variables(job.ranks))
         try:
             server = self._server(environment)
         except _ServerStartError as error:

@@ -18,7 +18,7 @@ VISION, BACKBONE = "vision.layers.*", "backbone.layers.*"
 
 def check(requested: str, sites: dict[str, list[str]]) -> None:
     kernel = "+".join(dict.fromkeys(name for kernels in sites.values() for name in kernels))
-    check_step(tiny_cell(attention=requested), kernel=kernel, sites=sites, checkpointed=None, stepped=[])
+    check_step(tiny_cell(attention=requested), kernel=kernel, sites=sites, checkpointed=None, products={}, stepped=[])
 
 
 @pytest.mark.parametrize(

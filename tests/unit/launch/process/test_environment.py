@@ -15,6 +15,7 @@ from benchbox.launch.process.environment import (
     has_cuda_device,
     host_variables,
     import_environment,
+    rank_environment,
     usable_cores,
 )
 
@@ -97,3 +98,10 @@ def test_devices_that_the_user_hides_are_not_seen(
     control_file.touch()
     assert has_cuda_device(user) == is_seen
     assert fork_server_variables(user)["DS_ACCELERATOR"] == ("cuda" if is_seen else "cpu")
+
+
+def test_variables_of_accelerate_launch_are_not_those_of_ranks():
+    """accelerate would take from them what a backend does not pass."""
+    user = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "FSDP_VERSION": "1", "PARALLELISM_CONFIG_TP_SIZE": "2", "LANG": "C"}
+    variables = rank_environment(user, {"OMP_NUM_THREADS": "2"})
+    assert variables.keys() == {"LANG", "OMP_NUM_THREADS", "PATH", "TORCH_EXTENSIONS_DIR"}
