@@ -17,20 +17,26 @@ import torch
 import benchbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from benchbox.registry.launch_environment import GitState, RankEnvironment
 
-# Environment variables that influence the measurement, beside all those of NCCL.
+# Environment variables that influence the measurement. Those of the first line are null where they are not set.
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-_NCCL_PREFIX = "NCCL_"
-_HOST_NAMES = ("NCCL_HOSTID",)
+_RARE = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD")
+_RARE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUBLAS_", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCHINDUCTOR_")
+# torchrun sets the one for all its ranks, and where compiled code is kept changes no step.
+_WITHOUT_INFLUENCE = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHINDUCTOR_CACHE_DIR")
+_HOST_NAMES = ("NCCL_HOSTID", "NCCL_COMM_ID")
 
 
-def environment() -> RankEnvironment:
+def environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment:
     """Return versions, machine, devices, threads, variables and git state of this process, as JSON values.
 
     Packages that are not installed, a missing driver and unset variables are null.
+
+    Args:
+        variables: those that the process began with. Libraries may have set more since: torch does so when it compiles.
     """
     cpu, devices, capability = _cpu_model(), _devices(), torch.backends.cpu.get_cpu_capability()
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
@@ -54,7 +60,7 @@ def environment() -> RankEnvironment:
         "driver": _driver(),
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
-        "variables": _variables(),
+        "variables": _recorded_variables(variables),
         "numerics": _numerics(),
         "git": _git(),
         **_node(),
@@ -82,10 +88,11 @@ def machine_slug(devices: list[str], cpu: str, cores: int, capability: str) -> s
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((?:r|tm)\)", "", text.lower())).strip("-")
 
 
-def _variables() -> dict[str, str | None]:
-    """Return the variables that influence the measurement, paths and host names hidden. Unset ones of NCCL are left out."""
-    nccl = sorted(name for name in os.environ if name.startswith(_NCCL_PREFIX))
-    values = {name: os.environ.get(name) for name in (*_VARIABLES, *nccl)}
+def _recorded_variables(variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables that influence the measurement, paths and host names hidden. Unset rare ones are left out."""
+    rare = {name for name in variables if name in _RARE or name.startswith(_RARE_PREFIXES)}
+    names = (*_VARIABLES, *sorted(rare.difference(_VARIABLES, _WITHOUT_INFLUENCE)))
+    values = {name: variables.get(name) for name in names}
     hidden = {name: "(set)" for name, value in values.items() if value and (os.sep in value or name in _HOST_NAMES)}
     return values | hidden
 

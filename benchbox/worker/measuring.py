@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -58,6 +59,7 @@ def measure(job: MeasureJob, out: Path, rank: int, tracker: ProgressTracker, eve
         NonFiniteError: a loss or gradient norm is not finite, and the step was not skipped.
         UnsupportedError: a memory limit on a device without counters, where compiled code allocates unseen.
     """
+    variables = dict(os.environ)  # those of the user and the launcher, before libraries add theirs
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
@@ -139,7 +141,7 @@ def measure(job: MeasureJob, out: Path, rank: int, tracker: ProgressTracker, eve
             "collective_times_reason": collective_times_reason,
             "data": stream.data_use.record(),
             "unchecked_reason": _UNCHECKED_REASON,
-            "environment": environment(),
+            "environment": environment(variables),
             "config": cell.to_dict(),
         }
         write_json(result_file, timed, indent=None)  # before the probe, so that no failure of it costs the measurement

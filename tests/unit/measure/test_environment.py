@@ -72,6 +72,31 @@ def test_variables_of_nccl_are_recorded_where_they_are_set_without_paths_and_hos
     assert (variables["NCCL_DEBUG"], variables["NCCL_TOPO_FILE"], variables["NCCL_HOSTID"]) == ("INFO", "(set)", "(set)")
 
 
+def test_variables_that_change_a_measurement_are_recorded_where_they_are_set(monkeypatch):
+    """Else cells that were measured under unequal ones would be compared."""
+    values = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "KMP_AFFINITY": "granularity=fine,compact,1,0",
+        "MKL_NUM_THREADS": "1",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "OMP_PROC_BIND": "true",
+        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+    }
+    assert not values.keys() & environment()["variables"].keys()
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LD_PRELOAD", "/opt/somebody/libmalloc.so")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/somebody")
+    variables = environment()["variables"]
+    assert values.items() <= variables.items()
+    assert variables["LD_PRELOAD"] == "(set)"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in variables, "a compiled cell and one that is not have the same variables"
+
+
 def test_settings_of_tf32_and_determinism_are_read_from_torch(record):
     before = record["numerics"]
     assert set(before) >= {"float32_matmul_precision", "matmul_tf32", "cudnn_tf32", "deterministic_algorithms"}
