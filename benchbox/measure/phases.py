@@ -113,6 +113,11 @@ class _CudaTimer:
         mark.synchronize()
 
 
+def device_timer(device: torch.device) -> Any:
+    """Return the timer of steps and phases: CUDA events on a CUDA device, the host clock elsewhere."""
+    return _CudaTimer if device.type == "cuda" else _HostTimer
+
+
 class PhaseClock:
     """Times steps and phases: by CUDA events on a CUDA device, by the host clock elsewhere.
 
@@ -121,7 +126,7 @@ class PhaseClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._timer: Any = _CudaTimer if device.type == "cuda" else _HostTimer
+        self._timer = device_timer(device)
         self._mark = self._timer.mark
         self._step_start: Any = None
         self._phase_start: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from benchbox.measure.memory import peak_memory, reset_peak_memory
-from benchbox.measure.phases import NONE, CallbackContext
+from benchbox.measure.phases import NONE, CallbackContext, device_timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,11 +17,16 @@ if TYPE_CHECKING:
 
 
 class DataWaitClock:
-    """Instrument that times how long the host waits for the batches of a step. All other phases cost nothing."""
+    """Instrument that times how long a step waits for its batches, as `PhaseClock` does. All other phases cost nothing.
 
-    def __init__(self) -> None:
-        self._waits_s: list[float] = []
-        self._start_s = 0.0
+    On a CUDA device that is the time in which its stream idled for lack of a batch: the host runs ahead, and waits for the
+    next batches while the device is busy.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._timer = device_timer(device)
+        self._waits: list[list[tuple[Any, Any]]] = []  # (start, end) of each wait, by step
+        self._start: Any = None
         self._step = CallbackContext(self._begin_step, lambda _: None)
         self._wait = CallbackContext(self._begin_wait, self._end_wait)
 
@@ -33,18 +37,20 @@ class DataWaitClock:
         return self._wait if name == "data_wait" else NONE.phase(name)
 
     def drain(self) -> list[float]:
-        """Return the seconds of each step since the last call."""
-        waits_s, self._waits_s = self._waits_s, []
-        return waits_s
+        """Return the seconds of each step since the last call. Synchronizes with the device once."""
+        steps, self._waits = self._waits, []
+        if steps and steps[-1]:
+            self._timer.synchronize(steps[-1][-1][1])
+        return [sum(self._timer.elapsed_s(start, end) for start, end in waits) for waits in steps]
 
     def _begin_step(self) -> None:
-        self._waits_s.append(0.0)
+        self._waits.append([])
 
     def _begin_wait(self) -> None:
-        self._start_s = time.perf_counter()
+        self._start = self._timer.mark()
 
     def _end_wait(self, _: bool) -> None:
-        self._waits_s[-1] += time.perf_counter() - self._start_s
+        self._waits[-1].append((self._start, self._timer.mark()))
 
 
 class TrainingGauges:

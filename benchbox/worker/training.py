@@ -99,7 +99,7 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
             manager.restore(session, checkpoint)
             if rank == 0:
                 print(describe_resume(checkpoint, cell), flush=True)
-        recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock()
+        recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock(session.device)
         utilisation = StepUtilisation(
             meta_policy,
             session.device,

@@ -59,7 +59,7 @@ class StepBlocks:
         tracker = ProgressTracker(on_change=RankStateFile(folder / "state").write)
         tracker.enter("train", 1000)
         self.after_step = Reporter(tracker, EventWriter(folder / "events", 0)).report_progress
-        waits = DataWaitClock()
+        waits = DataWaitClock(session.device)
         gauges = TrainingGauges(
             waits,
             session.device,

@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, cpu, readings = dist.get_rank(), torch.device("cpu"), itertools.count()
 time.perf_counter = lambda: float(next(readings) * (1 + rank))
-clock = DataWaitClock()
+clock = DataWaitClock(cpu)
 with clock.step(), clock.phase("data_wait"):
     pass
 gauges = TrainingGauges(clock, cpu, samples_per_step=1, samples_per_epoch=None, mfu=lambda _: (None, None))

@@ -7,8 +7,11 @@ import time
 import pytest
 import torch
 
+from benchbox.measure import phases
 from benchbox.measure.phases import PHASES, CombinedInstrument
 from benchbox.trainer.gauges import DataWaitClock, TrainingGauges
+
+CPU = torch.device("cpu")
 
 
 class FakeTime:
@@ -34,7 +37,7 @@ def take_steps(clock: DataWaitClock, waits_s: list[list[float]], host: FakeTime 
 def gauges(clock: DataWaitClock, samples_per_epoch: int | None = 100) -> TrainingGauges:
     return TrainingGauges(
         clock,
-        torch.device("cpu"),
+        CPU,
         samples_per_step=8,
         samples_per_epoch=samples_per_epoch,
         mfu=lambda step_s: (None, "no peak is known") if step_s < 1 else (0.5 / step_s, None),
@@ -42,14 +45,29 @@ def gauges(clock: DataWaitClock, samples_per_epoch: int | None = 100) -> Trainin
 
 
 def test_the_waits_of_a_steps_micro_batches_add_up_and_other_phases_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = DataWaitClock()
+    clock = DataWaitClock(CPU)
     take_steps(clock, [[0.0], [0.25, 0.5]], FakeTime(monkeypatch))
     assert clock.drain() == [0.0, 0.75]
     assert clock.drain() == []
 
 
+def test_a_wait_of_the_host_in_which_the_device_is_busy_is_no_wait_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host runs ahead of a CUDA device, whose stream here idles for a quarter of each wait."""
+    host = FakeTime(monkeypatch)
+
+    class FakeStreamTimer:
+        mark = staticmethod(lambda: host.now_s / 4)
+        elapsed_s = staticmethod(lambda start, end: end - start)
+        synchronize = staticmethod(lambda mark: None)
+
+    monkeypatch.setattr(phases, "_CudaTimer", FakeStreamTimer)
+    clock = DataWaitClock(torch.device("cuda"))
+    take_steps(clock, [[0.25, 0.75], [0.0]], host)
+    assert clock.drain() == [0.25, 0.0]
+
+
 def test_the_epoch_counts_samples_of_all_ranks_and_is_unknown_with_weights() -> None:
-    clock = DataWaitClock()
+    clock = DataWaitClock(CPU)
     take_steps(clock, [[0.0], [0.0]])
     assert [row["epoch"] for row in gauges(clock).read([11, 12], 0.5)] == [0.96, 1.04]
     take_steps(clock, [[0.0]])
@@ -57,7 +75,7 @@ def test_the_epoch_counts_samples_of_all_ranks_and_is_unknown_with_weights() -> 
 
 
 def test_unknown_utilisation_has_its_reason_once() -> None:
-    clock = DataWaitClock()
+    clock = DataWaitClock(CPU)
     take_steps(clock, [[0.0]] * 2)
     values = gauges(clock)
     first, second = values.read([0, 1], 0.5)
@@ -68,7 +86,7 @@ def test_unknown_utilisation_has_its_reason_once() -> None:
 
 
 def test_utilisation_is_that_of_the_mean_step_of_the_block() -> None:
-    clock = DataWaitClock()
+    clock = DataWaitClock(CPU)
     take_steps(clock, [[0.0]])
     (row,) = gauges(clock).read([0], 2.0)
     assert row["mfu"] == 0.25
@@ -76,7 +94,7 @@ def test_utilisation_is_that_of_the_mean_step_of_the_block() -> None:
 
 
 def test_this_device_counts_no_memory_and_the_host_does() -> None:
-    clock = DataWaitClock()
+    clock = DataWaitClock(CPU)
     take_steps(clock, [[0.0]])
     (row,) = gauges(clock).read([0], 0.5)
     assert (row["allocated_peak_bytes"], row["reserved_peak_bytes"]) == (None, None)
