@@ -80,17 +80,22 @@ class TrainingGauges:
         self._mfu = mfu
         self._process = psutil.Process()
         self._stated_reason: str | None = None
+        self.reset_peaks()
+
+    def reset_peaks(self) -> None:
+        """Leave out of the next peaks of memory what was done between steps."""
+        reset_peak_memory(self._device)
 
     def read(self, steps: Sequence[int], step_s: float) -> list[dict[str, Any]]:
         """Return the values of each of these steps, which took `step_s` on average. All ranks must call it.
 
         `epoch` is the number of epochs after the step, a fraction; `data_wait_s` the wait of the rank that waited longest. The
-        peaks of memory are those since the last call on the rank with the highest; `host_rss_bytes` is what a rank has in the
-        memory of the host now, without its loader processes. What a device does not count is None. `mfu` is that of rank 0;
-        `mfu_reason` is in the first row.
+        peaks of memory are those since the last reset, by this call too, on the rank with the highest; `host_rss_bytes`
+        is what a rank has in the memory of the host now, without its loader processes. What a device does not count is None.
+        `mfu` is that of rank 0; `mfu_reason` is in the first row.
         """
         memory = peak_memory(self._device)
-        reset_peak_memory(self._device)
+        self.reset_peaks()
         # -1: not counted on this device
         peaks = (-1, -1) if memory is None else (memory["allocated_peak_bytes"] or -1, memory["reserved_peak_bytes"] or -1)
         waits_s = self._waits.drain()

@@ -76,7 +76,7 @@ class MetricsLog:
 
     @contextmanager
     def outside_steps(self, activity: str) -> Iterator[None]:
-        """Return the context of a validation or other activity between steps, whose time is not that of steps.
+        """Return the context of a validation or other activity between steps, whose time and memory are not those of steps.
 
         The current block is written first, as by `flush`. The first row after the activity has its seconds as
         `outside_steps_s`.
@@ -87,6 +87,8 @@ class MetricsLog:
             yield
         finally:
             self._outside_s[activity] = self._outside_s.get(activity, 0.0) + time.perf_counter() - begin
+            if self._gauges is not None:
+                self._gauges.reset_peaks()
 
     def flush(self) -> None:
         """Write the current block. All ranks must call it after the same steps.

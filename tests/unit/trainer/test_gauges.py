@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,6 +12,11 @@ import torch
 from benchbox.measure import phases
 from benchbox.measure.phases import PHASES, CombinedInstrument
 from benchbox.trainer.gauges import DataWaitClock, TrainingGauges
+from benchbox.trainer.metrics import MetricsLog
+from tests.unit.trainer.test_metrics import result
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CPU = torch.device("cpu")
 
@@ -91,6 +98,30 @@ def test_utilisation_is_that_of_the_mean_step_of_the_block() -> None:
     (row,) = gauges(clock).read([0], 2.0)
     assert row["mfu"] == 0.25
     assert "mfu_reason" not in row
+
+
+def test_peaks_are_those_of_steps_and_not_of_a_validation_or_of_construction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device holds 10 bytes between its peaks."""
+    peak = {"bytes": 90}  # of construction
+
+    def read_peak(_: torch.device) -> dict[str, int]:
+        return {"allocated_peak_bytes": peak["bytes"], "reserved_peak_bytes": peak["bytes"]}
+
+    monkeypatch.setattr("benchbox.trainer.gauges.peak_memory", read_peak)
+    monkeypatch.setattr("benchbox.trainer.gauges.reset_peak_memory", lambda _: peak.update(bytes=10))
+    clock = DataWaitClock(CPU)
+    log = MetricsLog(tmp_path / "metrics.jsonl", start=0, block_steps=1, is_writer=True, gauges=gauges(clock))
+    for step in range(3):
+        take_steps(clock, [[0.0]])
+        peak["bytes"] = max(peak["bytes"], 20 + step)
+        log.add(step, result())
+        with log.outside_steps("validation"):
+            peak["bytes"] = 80
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["allocated_peak_bytes"] for row in rows] == [20, 21, 22]
+    assert [row["reserved_peak_bytes"] for row in rows] == [20, 21, 22]
 
 
 def test_this_device_counts_no_memory_and_the_host_does() -> None:
