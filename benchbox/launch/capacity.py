@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchbox.launch.process.environment import usable_cores
+from benchbox.measure.control_groups import usable_cores
 
 # A rank needs a core to itself for times that mean something. A matrix for more ranks than cores can still be tried out, with
 # a few ranks on each core; beyond that, ranks only wait for each other, and their memory ends the machine before they step.

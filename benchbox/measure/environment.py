@@ -15,6 +15,7 @@ import psutil
 import torch
 
 import benchbox
+from benchbox.measure.control_groups import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment:
         # Of what computes: a hypervisor may give processors of several generations one name.
         "cpu_capability": None if devices else capability,
         "cores": cores,
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "threads": torch.get_num_threads(),
         "devices": devices,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 import torch
 
+from benchbox.measure.control_groups import quota_throttled_s
 from benchbox.measure.nvml import DeviceWindow, open_device
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 _CPUS = Path("/sys/devices/system/cpu")
-_CGROUPS = Path("/sys/fs/cgroup")
 _NO_NVIDIA = "the rank does not train on an NVIDIA device"
 
 
@@ -86,7 +86,7 @@ def read_host() -> HostReading:
         load_average=load_average[0] if load_average else None,
         frequency_mhz=frequency.current if frequency else None,
         throttle_events=_throttle_events(),
-        quota_throttled_s=_quota_throttled_s(),
+        quota_throttled_s=_optional(quota_throttled_s),
     )
 
 
@@ -137,20 +137,6 @@ def _read_text(path: Path) -> str:
 def _throttle_events() -> int | None:
     texts = [_read_text(path).strip() for path in _CPUS.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
     return sum(int(text) for text in texts) if texts and all(text.isdigit() for text in texts) else None
-
-
-def _quota_throttled_s() -> float | None:
-    """Return how long the control group of this process has waited for its CPU quota."""
-    groups = [line for line in _read_text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::/")]
-    paths = [_CGROUPS / line.removeprefix("0::/") / "cpu.stat" for line in groups]
-    paths += [_CGROUPS / "cpu.stat", _CGROUPS / "cpu" / "cpu.stat"]  # a container's own root; version 1
-    for path in paths:
-        fields = dict(line.split() for line in _read_text(path).splitlines())
-        if "throttled_usec" in fields:
-            return int(fields["throttled_usec"]) / 1e6
-        if "throttled_time" in fields:
-            return int(fields["throttled_time"]) / 1e9
-    return None
 
 
 def _optional(read: Callable[[], _Value]) -> _Value | None:

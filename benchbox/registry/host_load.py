@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 BUSY_CPU_SHARE = 0.10
 BUSY_STEAL_SHARE = 0.05
 BUSY_DEVICE_SHARE = 0.05
+BUSY_QUOTA_SHARE = 0.05
 
 BUSY_FORMULA = (
     f"during the measured steps, processes that are not of the launch used at least {BUSY_CPU_SHARE:.0%} of the CPU time of "
     "all cores ((busy time - time of the ranks and their children) / (duration x cores)), the hypervisor took at least "
-    f"{BUSY_STEAL_SHARE:.0%} of it, or other processes used at least {BUSY_DEVICE_SHARE:.0%} of a GPU"
+    f"{BUSY_STEAL_SHARE:.0%} of it, the launch waited for a CPU quota for at least {BUSY_QUOTA_SHARE:.0%} of the CPU time that "
+    f"it used, or other processes used at least {BUSY_DEVICE_SHARE:.0%} of a GPU"
 )
 
 
@@ -49,6 +51,10 @@ def _reasons(record: LaunchRecord) -> Iterator[str]:
             yield f"{name}other processes used {share:.0%} of the CPU time"
         if steal is not None and steal >= BUSY_STEAL_SHARE:
             yield f"{name}the hypervisor took {steal:.0%} of the CPU time"
+        used_s = (host["launch_cpu_share"] or 0.0) * host["window_s"] * host["cores"]
+        throttled_s = host["quota_throttled_s"] or 0.0
+        if used_s and throttled_s >= BUSY_QUOTA_SHARE * used_s:
+            yield f"{name}the launch waited {throttled_s:.3g} s for a CPU quota, and used {used_s:.3g} s of CPU time"
     for device in state["devices"] or []:
         share = device["other_utilisation"]
         if share is not None and share >= BUSY_DEVICE_SHARE:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchbox.measure.control_groups import usable_cores
 from benchbox.registry.launch_environment import ACCELERATE_PREFIXES
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ _NAMES_DEVICE = re.compile(r"\s*\+?\d|GPU-|MIG-")
 
 _SHELL_VARIABLES = frozenset({"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "TERM"})
 _COMMAND_VARIABLES = frozenset({"BENCHBOX_ESTIMATE"})  # an option of commands, which no rank reads
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may use, in a container or a Slurm step fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def rank_environment(user: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from benchbox.measure import host
+from benchbox.measure import control_groups, host
 from benchbox.measure.host import HostReading, HostWindow, count, read_host, tree_cpu_s
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def test_a_system_without_these_counters_costs_no_launch(monkeypatch):
 )
 def test_the_wait_for_a_cpu_quota_is_read_from_both_versions_of_control_groups(monkeypatch, tmp_path, text, seconds):
     (tmp_path / "cpu.stat").write_text(text)
-    monkeypatch.setattr(host, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
     assert read_host().quota_throttled_s == seconds
 
 

@@ -29,6 +29,16 @@ def test_a_host_is_busy_from_10_percent_of_other_processes_or_5_of_the_hyperviso
 
 
 @pytest.mark.parametrize(
+    ("throttled_s", "reasons"),
+    [(None, ()), (0.39, ()), (0.41, ("the launch waited 0.41 s for a CPU quota, and used 8 s of CPU time",))],
+)
+def test_a_launch_that_its_cpu_quota_holds_back_is_on_a_busy_host(throttled_s, reasons):
+    launch = record()
+    launch["host"]["hosts"][0]["quota_throttled_s"] = throttled_s
+    assert busy_reasons(launch) == reasons
+
+
+@pytest.mark.parametrize(
     ("share", "reasons"), [(0.04, ()), (0.05, ("other processes used 5% of the GPU of rank 1",)), (None, ())]
 )
 def test_a_launch_that_shares_a_gpu_is_on_a_busy_host(share, reasons):

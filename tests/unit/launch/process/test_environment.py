@@ -16,8 +16,8 @@ from benchbox.launch.process.environment import (
     host_variables,
     import_environment,
     rank_environment,
-    usable_cores,
 )
+from benchbox.measure.control_groups import usable_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
