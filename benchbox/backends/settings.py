@@ -27,7 +27,8 @@ _FSDP1_UNIT = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
 _FSDP1_HANDLE = ("_use_orig_params", "_offload_params", "_reduce_dtype")
 _FSDP2_GROUP = ("reshard_after_backward", "unshard_in_backward", "unshard_async_op")
 _ZERO = ("reduce_scatter", "reduce_bucket_size", "contiguous_gradients")
-_ZERO_12 = ("overlap_comm", "allgather_bucket_size", "round_robin_gradients", "cpu_offload")
+# check_grad_overflow: a scan of all gradients for values that are not finite, and an all-reduce of its result, in each step
+_ZERO_12 = ("overlap_comm", "allgather_bucket_size", "round_robin_gradients", "cpu_offload", "check_grad_overflow")
 _ZERO_3 = ("offload_optimizer", "offload_param")
 _ZERO_3_FETCH = {
     "prefetch_bucket_size": "_prefetch_bucket_sz",

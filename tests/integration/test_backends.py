@@ -176,6 +176,8 @@ def test_settings_that_tilt_a_comparison_are_observed(results: Results, backend:
         settings = results[backend, recipe, shape_of(backend, recipe)]["observed"]["settings"]
         assert settings.get("reduce_dtype") == (None if backend == "single" else dtype)
         assert settings["optimizer_fused"] is True
+        if backend in ("zero1", "zero2"):  # of ZeRO in 16 bits alone
+            assert settings["check_grad_overflow"] is (recipe_by_name(recipe).storage == "bfloat16")
     assert {name: settings[name] for name in SETTINGS[backend]} == SETTINGS[backend]
     assert all(size > 0 for name, size in settings.items() if "bucket" in name and name.endswith(("size", "cap")))
 
