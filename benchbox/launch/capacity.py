@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from benchbox.measure.control_groups import usable_cores
 
 # A rank needs a core to itself for times that mean something. A matrix for more ranks than cores can still be tried out, with
@@ -10,7 +13,7 @@ RANKS_PER_CORE = 8
 
 
 def device_memory_bytes() -> int | None:
-    """Return the memory of the smallest NVIDIA device of this machine, by NVML; None where it does not say.
+    """Return the memory of the smallest NVIDIA device that CUDA_VISIBLE_DEVICES shows, by NVML; None where it does not say.
 
     Written from NVML's documentation: it has not been run on a device.
     """
@@ -19,12 +22,34 @@ def device_memory_bytes() -> int | None:
     try:
         pynvml.nvmlInit()
         try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            handles = _visible_devices(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
             return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
+
+
+def _visible_devices(nvml: Any, names: str | None) -> list[Any]:
+    """Return handles of the devices that these names show; None shows all. NVML itself knows nothing of visibility.
+
+    Names are numbers, beginnings of UUIDs, or UUIDs of MIG devices. As with CUDA, what follows an unknown one is hidden.
+    """
+    devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if names is None:
+        return devices
+    visible: list[Any] = []
+    for name in map(str.strip, names.split(",")):
+        if name.isdigit():
+            matches = devices[int(name) :]
+        elif name.startswith("MIG-"):
+            matches = [nvml.nvmlDeviceGetHandleByUUID(name)]
+        else:
+            matches = [device for device in devices if name and nvml.nvmlDeviceGetUUID(device).startswith(name)]
+        if not matches:
+            break
+        visible.append(matches[0])
+    return visible
 
 
 def capacity_refusal(ranks: int) -> str | None:

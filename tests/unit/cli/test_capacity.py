@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import pynvml
 import pytest
 
 from benchbox.cli.capacity import skip_beyond_capacity
 from benchbox.errors import EXIT_USAGE
 from benchbox.launch import capacity
-from benchbox.launch.capacity import capacity_refusal
+from benchbox.launch.capacity import capacity_refusal, device_memory_bytes
 from benchbox.plan import Plan, Skip
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
@@ -25,6 +28,46 @@ def test_eight_ranks_run_on_each_core_and_not_one_more(cores: int, most: int, mo
     monkeypatch.setattr(capacity, "usable_cores", lambda: cores)
     assert capacity_refusal(most) is None
     assert f"{most + 1} ranks are more than {most}, 8 for each of the {cores} usable cores" in str(capacity_refusal(most + 1))
+
+
+class FakeNVML:
+    """Three devices, whose handles are their numbers, and a MIG device."""
+
+    NVMLError = pynvml.NVMLError
+    memory_gib = {0: 80, 1: 16, 2: 40, "MIG-7": 10}  # noqa: RUF012 (as a module has it)
+    uuids = ("GPU-aa0", "GPU-bb1", "GPU-cc2")
+
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)  # noqa: N815
+    nvmlDeviceGetCount = staticmethod(lambda: 3)  # noqa: N815
+    nvmlDeviceGetHandleByIndex = nvmlDeviceGetHandleByUUID = staticmethod(lambda name: name)  # noqa: N815
+    nvmlDeviceGetUUID = classmethod(lambda cls, device: cls.uuids[device])  # noqa: N815
+    nvmlDeviceGetMemoryInfo = classmethod(lambda cls, device: SimpleNamespace(total=cls.memory_gib[device]))  # noqa: N815
+
+
+@pytest.mark.parametrize(
+    ("names", "smallest"),
+    [
+        (None, 16),
+        ("0,1,2", 16),
+        ("0", 80),
+        ("2, 0", 40),
+        ("GPU-cc", 40),
+        ("GPU-aa0,GPU-cc2", 40),
+        ("0,9,1", 80),
+        ("MIG-7", 10),
+        ("", None),
+        ("-1", None),
+        ("NoDevFiles", None),
+    ],
+)
+def test_the_smallest_device_is_one_that_ranks_see(
+    names: str | None, smallest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNVML)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if names is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert device_memory_bytes() == smallest
 
 
 def test_only_the_cells_of_too_many_ranks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
