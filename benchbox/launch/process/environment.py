@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _CONTROL_FILE = Path("/dev/nvidiactl")
+# GPUs of WSL2 and of AMD, which some builds of torch call CUDA devices and others do not use
+_OTHER_GPU_FILES = (Path("/dev/dxg"), Path("/dev/kfd"))
 # Beginning of a value of CUDA_VISIBLE_DEVICES that leaves any device: -1, nothing and Slurm's NoDevFiles hide all of them.
 _NAMES_DEVICE = re.compile(r"\s*\+?\d|GPU-|MIG-")
 
@@ -69,9 +71,13 @@ def fork_server_variables(user: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that keep libraries from initialising CUDA when a fork server imports them.
 
     torch then counts devices without the CUDA driver (see `benchbox.worker.device_files`), and DeepSpeed does not search for an
-    accelerator.
+    accelerator, except where only torch knows whether it has one.
     """
-    variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if has_cuda_device(user) else "cpu"}
+    variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    if has_cuda_device(user):
+        variables["DS_ACCELERATOR"] = "cuda"
+    elif not any(path.exists() for path in _OTHER_GPU_FILES):
+        variables["DS_ACCELERATOR"] = "cpu"
     return {name: value for name, value in variables.items() if name not in user}
 
 

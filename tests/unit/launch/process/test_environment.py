@@ -93,11 +93,24 @@ def test_devices_that_the_user_hides_are_not_seen(
     """Else DeepSpeed would be imported for CUDA in a fork server whose ranks train on the CPU."""
     control_file = tmp_path / "nvidiactl"
     monkeypatch.setattr(environment, "_CONTROL_FILE", control_file)
+    monkeypatch.setattr(environment, "_OTHER_GPU_FILES", ())
     user = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert not has_cuda_device(user)
     control_file.touch()
     assert has_cuda_device(user) == is_seen
     assert fork_server_variables(user)["DS_ACCELERATOR"] == ("cuda" if is_seen else "cpu")
+
+
+def test_deepspeed_asks_torch_where_a_gpu_is_not_nvidias_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WSL2 and ROCm have no /dev/nvidiactl. Torch may see CUDA there, and DeepSpeed must not be told otherwise."""
+    gpu_file = tmp_path / "dxg"
+    monkeypatch.setattr(environment, "_CONTROL_FILE", tmp_path / "nvidiactl")
+    monkeypatch.setattr(environment, "_OTHER_GPU_FILES", (gpu_file,))
+    assert fork_server_variables({})["DS_ACCELERATOR"] == "cpu"
+    gpu_file.touch()
+    assert "DS_ACCELERATOR" not in fork_server_variables({})
+    (tmp_path / "nvidiactl").touch()
+    assert fork_server_variables({})["DS_ACCELERATOR"] == "cuda"
 
 
 def test_variables_of_accelerate_launch_are_not_those_of_ranks():
