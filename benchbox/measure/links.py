@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+from benchbox.measure.rank_times import slowest_over_ranks, time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +39,8 @@ def time_collectives(
             whole = torch.zeros(shard.numel() * ranks, device=device)
             call = _call(name, whole, shard)
             calls = _CALLS if size < _LARGE_BYTES else _LARGE_CALLS
-            times[name].append((whole.nbytes, _median_of_slowest(call, calls, device)))
+            seconds = [time_calls(call, 1, device) for _ in range(_WARMUP + calls)]
+            times[name].append((whole.nbytes, median(slowest_over_ranks(seconds[_WARMUP:], device))))
             on_size()
     return times
 
@@ -51,24 +53,3 @@ def _call(name: str, whole: torch.Tensor, shard: torch.Tensor) -> Callable[[], o
     if name == "reduce_scatter":
         return lambda: dist.reduce_scatter_tensor(shard, whole)
     return lambda: dist.broadcast(whole, src=0)
-
-
-def _median_of_slowest(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    seconds = []
-    for number in range(_WARMUP + calls):
-        _finish(device)
-        dist.barrier()
-        _finish(device)
-        start = time.perf_counter()
-        call()
-        _finish(device)
-        if number >= _WARMUP:
-            seconds.append(time.perf_counter() - start)
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(median(slowest.tolist()))
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+from benchbox.measure.rank_times import slowest_over_ranks, time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,38 +124,16 @@ def time_together(call: Callable[[], object], device: torch.device, limit_s: flo
 
     A GPU does the same work for a second before.
     """
-    _repeat(call, 1, device)  # allocates, and chooses kernels
-    calls = max(1, int(_REPETITION_S / max(_slowest([_repeat(call, 1, device)], device)[0], 1e-9)))
+    time_calls(call, 1, device)  # allocates, and chooses kernels
+    calls = max(1, int(_REPETITION_S / max(slowest_over_ranks([time_calls(call, 1, device)], device)[0], 1e-9)))
     for _ in range(ceil(_SUSTAINED_S[device.type] / _REPETITION_S)):  # as often on every rank: a call may be a collective
-        _repeat(call, calls, device)
+        time_calls(call, calls, device)
     seconds: list[float] = []
     for _ in range(_MAX_ROUNDS):
-        seconds += _slowest([_repeat(call, calls, device) for _ in range(_ROUND)], device)
+        seconds += slowest_over_ranks([time_calls(call, calls, device) for _ in range(_ROUND)], device)
         if _spread(seconds) <= _STABLE or sum(seconds) * calls > limit_s:
             break
     return CallTiming(median(seconds), _spread(seconds), len(seconds))
-
-
-def _repeat(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Return the seconds of one of `calls` calls that begin when all ranks are ready."""
-    _finish(device)
-    if dist.is_initialized():
-        dist.barrier()
-        _finish(device)
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    _finish(device)
-    return (time.perf_counter() - start) / calls
-
-
-def _slowest(seconds: list[float], device: torch.device) -> list[float]:
-    """Return the times of the slowest rank, the same on all ranks, so that all of them take as many repetitions."""
-    if not dist.is_initialized():
-        return seconds
-    times = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return times.tolist()
 
 
 def _spread(seconds: list[float]) -> float:
@@ -170,10 +149,10 @@ def fastest(calls: Sequence[Callable[[], object]], device: torch.device) -> int:
 
 def _tried(call: Callable[[], object], device: torch.device) -> list[float]:
     """Return the seconds of a few calls on the slowest rank; of one that takes long, fewer."""
-    _repeat(call, 1, device)  # allocates, and chooses kernels
+    time_calls(call, 1, device)  # allocates, and chooses kernels
     seconds: list[float] = []
     while len(seconds) < _ROUND and sum(seconds) < _COMPARED_S:
-        seconds += _slowest([_repeat(call, 1, device)], device)
+        seconds += slowest_over_ranks([time_calls(call, 1, device)], device)
     return seconds
 
 
@@ -199,8 +178,3 @@ def _tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
