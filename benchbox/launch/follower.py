@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from benchbox.store.files import complete_lines
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -27,15 +29,8 @@ class RowFollower:
 
     def read(self) -> None:
         """Pass on the new rows. The last line is left for the next call while it is being written."""
-        try:
-            with self._path.open("rb") as stream:
-                stream.seek(self._offset)
-                text = stream.read()
-        except FileNotFoundError:
-            return
-        complete = text[: text.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for line in complete.splitlines():
+        for line in complete_lines(self._path, self._offset):
+            self._offset += len(line)
             row = json.loads(line)
             if row["step"] >= self._first_step:
                 self._on_row(row)

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox.errors import RecordError
-from benchbox.store.files import replace_non_finite
+from benchbox.store.files import complete_lines, replace_non_finite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,16 +96,9 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[RankEvent], int]:
     Raises:
         RecordError: a finished line is not an event.
     """
-    try:
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            text = stream.read()
-    except FileNotFoundError:
-        return [], offset
-    complete = text[: text.rfind(b"\n") + 1]
     events: list[RankEvent] = []
     position = offset
-    for line in complete.splitlines(keepends=True):
+    for line in complete_lines(path, offset):
         try:
             event = json.loads(line)
         except ValueError:

@@ -25,6 +25,20 @@ def replace_non_finite(value: Any) -> Any:
     return value
 
 
+def complete_lines(path: Path, offset: int) -> list[bytes]:
+    """Return the lines that a file has from `offset` (bytes) on, each with its newline; none of a file that does not exist yet.
+
+    A final line without its newline is still being written, and left for the next call.
+    """
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            text = stream.read()
+    except FileNotFoundError:
+        return []
+    return text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
 def json_text(value: Any, **options: Any) -> str:
     """Return a value as JSON, with null for non-finite numbers; `options` are those of `json.dumps`."""
     try:
