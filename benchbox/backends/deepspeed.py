@@ -155,15 +155,15 @@ class _Zero(Backend):
         self._excluded = [self.prepared.stepping.param_groups[index] for index in groups]
         if self.stage < 3 and not self._links_moments:
             # DeepSpeed looks up the moments of all groups after its first step. A group that was frozen then has none yet.
-            self._zero._hp_optimizer_states_linked = False  # noqa: SLF001
+            self._zero_optimizer._hp_optimizer_states_linked = False  # noqa: SLF001
             self._links_moments = not groups
         self._engine.step()
 
     def _norm_before_step(self) -> Tensor:
         self._clear_gradients(self._frozen_groups())
-        groups = self._zero.fp16_groups if self.stage == 3 else self._zero.params_in_partition
-        gradients = self._zero.averaged_gradients
-        norms = [self._zero.get_grad_norm_direct(gradients[index], group) for index, group in enumerate(groups)]
+        groups = self._zero_optimizer.fp16_groups if self.stage == 3 else self._zero_optimizer.params_in_partition
+        gradients = self._zero_optimizer.averaged_gradients
+        norms = [self._zero_optimizer.get_grad_norm_direct(gradients[index], group) for index, group in enumerate(groups)]
         stacked = torch.stack([torch.as_tensor(norm, dtype=torch.float32, device=self.device) for norm in norms])
         is_finite = (stacked.isfinite() & (stacked >= 0)).all()  # DeepSpeed's number for a norm that is not finite is -1
         return torch.where(is_finite, torch.linalg.vector_norm(stacked), torch.inf)
@@ -174,8 +174,8 @@ class _Zero(Backend):
 
     def _clear_gradients(self, groups: set[int]) -> None:
         """Set the reduced gradients of these groups to zero, so that they have no part in the norm."""
-        group_indices = self._zero.sub_group_to_group_id if self.stage == 3 else {}
-        for index, gradients in self._zero.averaged_gradients.items() if groups else ():
+        group_indices = self._zero_optimizer.sub_group_to_group_id if self.stage == 3 else {}
+        for index, gradients in self._zero_optimizer.averaged_gradients.items() if groups else ():
             if group_indices.get(index, index) in groups:
                 for gradient in gradients or ():
                     gradient.zero_()
@@ -192,7 +192,9 @@ class _Zero(Backend):
         names = {name for plan in self._plans for name in plan.names}
         parameters = {name: parameter for name, parameter in live_parameters(self.prepared.model) if name in names}
         if self.stage == 3:
-            return {name: self._zero.get_local_fp32_param(parameter).detach() for name, parameter in parameters.items()}
+            return {
+                name: self._zero_optimizer.get_local_fp32_param(parameter).detach() for name, parameter in parameters.items()
+            }
         mappings = {name: getattr(parameter, "_hp_mapping", None) for name, parameter in parameters.items()}
         return {name: mapping.hp_fragment.detach() for name, mapping in mappings.items() if mapping is not None}
 
@@ -200,12 +202,12 @@ class _Zero(Backend):
         """Do nothing: DeepSpeed clears gradients in its step."""
 
     @property
-    def _zero(self) -> Any:
+    def _zero_optimizer(self) -> Any:
         return self._engine.optimizer
 
     def _partitions(self) -> list[tuple[Tensor, int, list[Any]]]:
         """Return the flat tensors that DeepSpeed steps: (tensor, number of its parameter group, parameters)."""
-        zero = self._zero
+        zero = self._zero_optimizer
         return [
             (*pair, zero.bit16_groups[pair[1]]) for pair in zip(zero.single_partition_of_fp32_groups, count(), strict=False)
         ]
@@ -253,7 +255,7 @@ class _Zero(Backend):
             group["params"] = tensors
 
     def refresh_live(self) -> None:
-        self._zero.update_lp_params()
+        self._zero_optimizer.update_lp_params()
 
 
 def _frozen_layout(_: str, parameter: Any) -> Callable[[Tensor], Shards]:
@@ -349,12 +351,12 @@ class Zero3(_Zero):
     stage = 3
 
     def _partitions(self) -> list[tuple[Tensor, int, list[Any]]]:
-        zero = self._zero
+        zero = self._zero_optimizer
         flats = enumerate(zero.fp32_partitioned_groups_flat)
         return [(flat, zero.sub_group_to_group_id[index], zero.fp16_groups[index]) for index, flat in flats]
 
     def _layout(self, parameter: Any) -> Callable[[Tensor], Shards] | None:
-        _, offset, _ = self._zero.grad_position[self._zero.get_param_id(parameter)]
+        _, offset, _ = self._zero_optimizer.grad_position[self._zero_optimizer.get_param_id(parameter)]
         start, size = _partition_range(parameter)
         shape = tuple(parameter.ds_shape)
         return lambda flat: element_shards(flat.detach()[offset : offset + size], shape, start)
@@ -364,7 +366,7 @@ class Zero3(_Zero):
         return element_shards(elements[:size], tuple(parameter.ds_shape), start)
 
     def refresh_live(self) -> None:
-        zero = self._zero
+        zero = self._zero_optimizer
         zero._partition_all_parameters()  # noqa: SLF001 (as its step does around its update)
         for index in range(len(zero.fp32_partitioned_groups_flat)):
             zero._reassign_or_swap_out_partitioned_parameters(index)  # noqa: SLF001
