@@ -14,6 +14,7 @@ from benchbox.analysis.summary import summarize, varying_fields
 from benchbox.report.answer import answer_boxes
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, steady_records
+from tests.support.host_states import busy_state
 
 ZERO2, FSDP2, ZERO1, ZERO3 = (replace(CELL, backend=backend) for backend in ("zero2", "fsdp2", "zero1", "zero3"))
 ERROR = {
@@ -50,7 +51,7 @@ def test_the_fastest_is_settled_when_launches_show_every_other_one_to_be_slower(
     ("values", "doubt"),
     [
         (
-            {"host": {"hosts": [{"other_cpu_share": 0.4, "steal_share": 0.0}], "devices": []}},
+            {"host": busy_state()},
             "It was measured on a busy host.",
         ),
         ({"compilation": {"per_rank": [{"time_s": 2.0, "in_measured_steps": 1}]}}, "It compiled in measured steps."),
