@@ -9,7 +9,6 @@ runs DDP, so the state is set by hand after construction, here and nowhere else;
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     ParallelismConfig,
 )
+from torch.distributed import distributed_c10d
 
 from benchbox.registry.launch_environment import ACCELERATE_PREFIXES
 
@@ -78,15 +78,17 @@ def fsdp_accelerator(
 def deepspeed_accelerator(plugin: Any, accumulation: int) -> Accelerator:
     """Return an accelerator for ZeRO.
 
-    `cpu=True` would drop the plugin; on CPU the environment variables of the backend do what is needed instead.
+    `cpu=True` would drop the plugin; on CPU the environment variables of the backend do what is needed instead. DeepSpeed has a
+    default timeout of its own, so it is given that of torch.
     """
-    handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo", timeout=timedelta(minutes=30))]
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    handler = InitProcessGroupKwargs(backend=backend, timeout=distributed_c10d.default_pg_timeout)
     mixed_precision = "bf16" if plugin.deepspeed_config["bf16"]["enabled"] else "no"
     return Accelerator(
         mixed_precision=mixed_precision,
         deepspeed_plugin=plugin,
         gradient_accumulation_steps=accumulation,
-        kwargs_handlers=handlers,
+        kwargs_handlers=[handler],
     )
 
 

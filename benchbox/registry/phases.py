@@ -29,6 +29,11 @@ PROBED_STEPS = 3  # of the stage `probe`: the minimum that shows a pinned weight
 
 CHECKPOINT_LIMIT_S = 7200.0  # after which a rank no longer waits for the files of another one
 
+# Timeout of collectives: above every limit of the launcher, which alone judges what is a hang. Those of torch (10 minutes of
+# NCCL, 30 of gloo) would end ranks that may wait longer, and NCCL ends them by a signal, without an event or stacks. Torch's
+# store counts milliseconds in 32 bits, which is 24 days.
+GROUP_TIMEOUT_S = 7 * 86400.0
+
 # Texts of the stages whose names do not say what takes so long.
 STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once per environment"}
 

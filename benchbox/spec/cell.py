@@ -217,7 +217,7 @@ class MeasureSpec:
     steps: int = 10
     launches: int = 5  # fewer cannot settle any comparison
     timeout_s: float = 600.0  # of one launch, start to end
-    hang_after_s: float = 120.0  # without progress of any rank, once the first rank has begun to step
+    hang_after_s: float = 120.0  # without progress of any rank, once all ranks have begun to step
     memory_limit: int | None = None  # bytes of one rank, beyond which it ends as oom
 
     @classmethod

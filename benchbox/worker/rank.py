@@ -89,6 +89,9 @@ def _skip_torch_finalizers() -> None:
 
 
 def _run_job(job: JobConfig, out: Path, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
+    from benchbox.worker.group import leave_hangs_to_launcher
+
+    leave_hangs_to_launcher()
     if job["kind"] == "train":
         from benchbox.worker.training import train
 

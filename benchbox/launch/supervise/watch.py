@@ -127,10 +127,10 @@ def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
     if all(trace.final_event for trace in traces):
         return _EXIT_LIMIT_S
     opaque_limit_s = math.inf if job.timeout_s is not None else max(_OPAQUE_LIMIT_S, job.hang_after_s)
-    if all(trace.state is None or trace.state.stage in _OPAQUE_STAGES for trace in traces):
+    # The others may wait for the collective of a rank that still prepares or compiles.
+    unfinished = [trace.state for trace in traces if not trace.final_event]
+    if any(state is None or state.stage in _OPAQUE_STAGES or state.phase == COMPILATION for state in unfinished):
         return opaque_limit_s
-    if any(trace.state is not None and trace.state.phase == COMPILATION for trace in traces):
-        return opaque_limit_s  # the others may wait for its collective
     if any(trace.state is not None and trace.state.stage == CHECKPOINT and not trace.final_event for trace in traces):
         return CHECKPOINT_LIMIT_S + job.hang_after_s  # the ranks themselves give up before
     return job.hang_after_s
