@@ -53,7 +53,7 @@ def run_as_job(matrix_run: MatrixRun, script: str) -> RunSummary:
     Raises:
         CellFailedError: launches did not end ok.
         SlurmJobError: Slurm ended the job before it was done.
-        typer.Exit: the user stopped, which cancelled the job.
+        typer.Exit: the user stopped.
     """
     pending = matrix_run.find_pending(fresh=matrix_run.fresh)
     if pending.launches:

@@ -1,5 +1,6 @@
 """`--launcher slurm` of `run` and `train`: the command that the job runs, and following the job."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,11 +80,13 @@ def render(name: str, command: Sequence[str], out: Path, slurm: "SlurmOptions", 
 def submit_and_follow(script: str, out: Path) -> "tuple[SlurmJob, JobState]":
     """Submit a job, unless the last one of this folder is still active, and follow it; return it and its last state.
 
+    Only Ctrl-C cancels the job. SIGTERM and SIGHUP, which the end of a connection sends, leave it.
+
     Raises:
-        typer.Exit: the user stopped, which cancelled the job.
+        typer.Exit: the user stopped.
         SlurmError: Slurm refused the job, or does not answer.
     """
-    from benchbox.launch.process.signals import stop_on_signals
+    from benchbox.launch.process.signals import handle_stop_signals
     from benchbox.launch.slurm.job import SlurmJob
 
     job = SlurmJob(out)
@@ -92,9 +95,19 @@ def submit_and_follow(script: str, out: Path) -> "tuple[SlurmJob, JobState]":
         print(f"submitted {out / 'slurm' / 'job.sh'} as Slurm job {job.id}; output: {job.log}", flush=True)
     else:
         print(f"Slurm job {job.id} of this folder is not done: following it instead of submitting another", flush=True)
-    with stop_on_signals() as stop:
-        state = job.follow(stop, lambda line: print(line, flush=True))
-    if state is None:
-        print(f"cancelled Slurm job {job.id}; the same command submits what is missing", file=sys.stderr)
-        raise typer.Exit(EXIT_STOPPED)
-    return job, state
+    received: list[int] = []
+    with handle_stop_signals(received.append):
+        state = job.follow(lambda: bool(received), _print_line)
+        if state is not None:
+            return job, state
+        if signal.SIGINT in received:
+            job.cancel(_print_line)
+            print(f"cancelled Slurm job {job.id}; the same command submits what is missing", file=sys.stderr)
+        else:
+            name, hint = signal.Signals(received[0]).name, f"the same command follows it again; scancel {job.id} cancels it"
+            print(f"stopped following Slurm job {job.id} on {name}: the job goes on; {hint}", file=sys.stderr)
+    raise typer.Exit(EXIT_STOPPED)
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)

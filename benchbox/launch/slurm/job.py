@@ -1,4 +1,4 @@
-"""A job of Slurm: submitted once, followed to its end by any later command, cancelled when the user stops."""
+"""A job of Slurm: submitted once, followed to its end by any later command, cancelled by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ class SlurmJob:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "slurm"
+        self._passed_on = 0  # bytes of the output
         self.id: int | None = None
         with contextlib.suppress(RecordError):  # never submitted
             self.id = int(read_json(self._folder / "job.json")["id"])
@@ -96,45 +97,44 @@ class SlurmJob:
         return JobState(state, reason) if state else JobState(FORGOTTEN)
 
     def follow(self, stop: Callable[[], bool], on_line: Callable[[str], None]) -> JobState | None:
-        """Wait for the end of the job and return its last state; None if the user stopped, which cancels the job.
+        """Wait for the end of the job and return its last state; None once `stop` returns true, which leaves the job as it is.
 
         Args:
             stop: polled once a second.
             on_line: called with every change of the state, and every line of the output.
         """
-        shown, position = "", 0
+        shown = ""
         while True:
             state = self.state()
             if str(state) != shown:
                 shown = str(state)
                 on_line(f"Slurm job {self.id}: {shown}")
-            position = self._pass_on_output(position, on_line)
+            self._pass_on_output(on_line)
             if not state.active:
                 return state
             if stop():
-                self.cancel()
-                self._pass_on_output(position, on_line)
                 return None
             time.sleep(_POLL_S)
 
-    def cancel(self) -> None:
-        """Cancel the job and wait until its processes have ended."""
+    def cancel(self, on_line: Callable[[str], None]) -> None:
+        """Cancel the job, wait until its processes have ended, and pass on what they have written."""
         _slurm("scancel", str(self.id))
         deadline = time.monotonic() + _CANCEL_LIMIT_S
         while self.state().active and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+        self._pass_on_output(on_line)
 
-    def _pass_on_output(self, position: int, on_line: Callable[[str], None]) -> int:
-        """Pass on complete lines of the output from a byte position on, and return the next one."""
+    def _pass_on_output(self, on_line: Callable[[str], None]) -> None:
+        """Pass on the lines of the output that are complete since the last call."""
         if not self.log.exists():
-            return position
+            return
         with self.log.open("rb") as log:
-            log.seek(position)
+            log.seek(self._passed_on)
             text = log.read()
         complete = text[: text.rfind(b"\n") + 1]
+        self._passed_on += len(complete)
         for line in complete.decode(errors="replace").splitlines():
             on_line(line)
-        return position + len(complete)
 
 
 def _slurm(*command: str) -> str:
