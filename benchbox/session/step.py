@@ -142,7 +142,9 @@ class Session:
     def averaged_weights(self) -> Iterator[None]:
         """Return the context in which the model has its averaged weights; afterwards it has its own again, bit for bit.
 
-        All ranks must enter and leave it together, between steps. Inside, this rank holds a copy of what it steps.
+        All ranks must enter and leave it together, between steps. Inside, this rank holds a copy of what it steps. After an
+        exception, which the other ranks may not have, only what this rank steps is restored, and the model computes with it
+        after the next step.
 
         Raises:
             UnsupportedError: there are no averages.
@@ -154,14 +156,20 @@ class Session:
         self._write_weights(self.averages.tensors)
         try:
             yield
-        finally:
-            self._write_weights(trained)
+        except BaseException:
+            self._write_stepped(trained)
+            raise
+        self._write_weights(trained)
 
     @torch.no_grad()
     def _write_weights(self, values: Mapping[str, Tensor]) -> None:
+        self._write_stepped(values)
+        self.backend.refresh_live()
+
+    @torch.no_grad()
+    def _write_stepped(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in self.backend.stepped_tensors().items():
             tensor.copy_(values[name])
-        self.backend.refresh_live()
 
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.data.dataset.lerobot import open_dataset
 from benchbox.data.samples.selection import count_frames, select_frames
+from benchbox.data.video.files import VideoWriter
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
@@ -256,6 +259,30 @@ def test_a_training_file_validates_shows_it_and_resumes(data: DataSpec, tmp_path
     assert resumed.stdout.count("validation ") == 1
     assert resumed.stdout.count("validation of averages after 4 steps") == 1
     check_validated_checkpoints(tmp_path, lines(tmp_path / "out/validation.jsonl"), data)
+
+
+@pytest.mark.parametrize("backend", ["zero2", "zero3"])
+def test_a_sample_that_one_rank_cannot_read_ends_a_validation_of_averages_as_that_error(backend: str, tmp_path: Path) -> None:
+    """The other rank waits for the losses of the batch, and takes part in no collective that would put the weights back.
+
+    The video lacks the last two frames of the last episode, which the last rank validates.
+    """
+    root = write_robot(tmp_path / "robot", cameras={"top": (16, 16)}, lengths=(4, 4, 4, 6))
+    (video,) = root.rglob("*.mp4")
+    writer = VideoWriter(video, fps=10, height=16, width=16)
+    for index in range(16):
+        writer.add(np.zeros((16, 16, 3), np.uint8), key_frame=index == 0)
+    writer.close()
+    episodes = open_dataset(root).episodes
+    seed = next(seed for seed in count() if select_frames(episodes, validation=0.25, seed=seed).validation[-1][1] == 18)
+    config = tmp_path / "train.yaml"
+    config.write_text(TRAINING.format(robots=f"    - {{lerobot: {root}}}\n"))
+    changes = f"backend={backend},world_size=2,seed={seed},hang_after_s=20,data.validation=0.25,data.workers=0"
+    sets = ("--set", changes, "--set", "validation.weights=averages,validation.batch=1")
+    done = train(config, tmp_path / "out", *sets)
+    assert done.returncode == 2, done.stderr
+    assert "error: crash: DataError: " in done.stderr
+    assert "(rank 1, data_wait)" in done.stderr
 
 
 def check_validated_checkpoints(folder: Path, rows: list[dict[str, Any]], data: DataSpec) -> None:

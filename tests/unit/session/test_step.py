@@ -6,6 +6,10 @@ from contextlib import closing, contextmanager, nullcontext
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import torch
+
+from benchbox.errors import DataError
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.session.build import build_cell_policy, build_session, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
@@ -62,6 +66,33 @@ def test_norms_of_a_frozen_backbone_are_no_measure_of_those_after_it_thaws() -> 
     norms = [float(result.grad_norm) for result in results]
     assert norms[12] > 1.0001 * norms[11]
     assert [result.skipped for result in results] == [False] * 16
+
+
+def test_an_error_in_a_validation_of_averages_leaves_the_weights_that_are_stepped() -> None:
+    cell = Cell(
+        policy="pi05",
+        size="tiny",
+        backend="single",
+        world_size=1,
+        batch=2,
+        data=DataSpec(kind="synthetic", workers=0),
+        optim=OptimSpec(lr=1e-3, warmup_steps=1, ema_decay=0.5),
+    )
+    policy = build_cell_policy(cell)
+    with closing(open_cell_data(cell, policy, 0)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        for _ in range(2):
+            session.step(stream)
+    trained = {name: tensor.clone() for name, tensor in session.backend.stepped_tensors().items()}
+
+    def validate() -> None:
+        assert any((tensor != trained[name]).any() for name, tensor in session.backend.stepped_tensors().items())
+        raise DataError("damaged")
+
+    with pytest.raises(DataError, match="damaged"), session.averaged_weights():
+        validate()
+    for name, tensor in session.backend.stepped_tensors().items():
+        assert torch.equal(tensor, trained[name]), name
 
 
 def test_no_tensor_operation_of_a_step_is_outside_what_is_timed() -> None:
