@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _POLL_S = 1.0
+# The controller answers all users of a cluster, so a job whose state does not change is asked for less and less often.
+_ASK_AT_MOST_S = 10.0
+_NO_ANSWER_LIMIT_S = 600.0  # a controller that is restarted, or replaced by its backup, answers again after some minutes
 # A job that Slurm no longer knows of has ended: it forgets them after some minutes.
 FORGOTTEN = "FORGOTTEN"
 # All other states are of jobs that run, wait or will be queued again.
@@ -102,15 +105,15 @@ class SlurmJob:
         Args:
             stop: polled once a second.
             on_line: called with every change of the state, and every line of the output.
+
+        Raises:
+            SlurmError: Slurm has not answered for minutes.
         """
-        shown = ""
+        questions = _Questions(self, on_line)
         while True:
-            state = self.state()
-            if str(state) != shown:
-                shown = str(state)
-                on_line(f"Slurm job {self.id}: {shown}")
+            state = questions.state()
             self._pass_on_output(on_line)
-            if not state.active:
+            if state is not None and not state.active:
                 return state
             if stop():
                 return None
@@ -120,7 +123,10 @@ class SlurmJob:
         """Cancel the job, wait until its processes have ended, and pass on what they have written."""
         _slurm("scancel", str(self.id))
         deadline = time.monotonic() + _CANCEL_LIMIT_S
-        while self.state().active and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(SlurmError):  # it cancels the job also where it does not answer for now
+                if not self.state().active:
+                    break
             time.sleep(_POLL_S)
         self._pass_on_output(on_line)
 
@@ -137,10 +143,44 @@ class SlurmJob:
             on_line(line)
 
 
+class _Questions:
+    """Questions for the state of one job: ever fewer while it does not change, and over a time without answers."""
+
+    def __init__(self, job: SlurmJob, on_line: Callable[[str], None]) -> None:
+        self._job = job
+        self._on_line = on_line
+        self._shown = ""
+        self._changed_at = self._answered_at = self._next_at = time.monotonic()
+
+    def state(self) -> JobState | None:
+        """Return the state; None where Slurm was not asked, because it was a moment ago, or did not answer.
+
+        Raises:
+            SlurmError: Slurm has not answered for minutes.
+        """
+        now = time.monotonic()
+        if now < self._next_at:
+            return None
+        state = None
+        try:
+            state = self._job.state()
+        except SlurmError as error:
+            if now - self._answered_at > _NO_ANSWER_LIMIT_S:
+                raise SlurmError(f"{error}; Slurm job {self._job.id} may go on: the same command follows it again") from None
+            text = f"Slurm does not answer, and is asked again ({error})"
+        else:
+            text, self._answered_at = str(state), now
+        if text != self._shown:
+            self._shown, self._changed_at = text, now
+            self._on_line(f"Slurm job {self._job.id}: {text}")
+        self._next_at = now + min(_ASK_AT_MOST_S, (now - self._changed_at) / 10)
+        return state
+
+
 def _slurm(*command: str) -> str:
-    """Run a command of Slurm and return what it printed."""
+    """Run a command of Slurm and return what it printed. Ctrl-C in a terminal does not reach it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     except FileNotFoundError:
         message = f"--launcher slurm: there is no command {command[0]} on this machine; use it where Slurm is installed"
         raise ConfigurationError(message) from None

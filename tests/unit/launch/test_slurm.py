@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -266,3 +268,72 @@ def test_every_change_of_a_job_and_every_line_of_its_output_is_shown_once(
         "launch 2 ok",
         "Slurm job 7: COMPLETED",
     ]
+
+
+NO_ANSWER = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+
+
+@pytest.fixture
+def answers(tmp_path: Path, answer: Callable[[str], SlurmJob], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SlurmJob]:
+    """Return a job of which `squeue` gives these answers, one after another; the file `asked` gets a line for each question."""
+    clock = [0.0]
+    monkeypatch.setattr("benchbox.launch.slurm.job.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=clock_sleep(clock)))
+
+    def job_of(*lines: str) -> SlurmJob:
+        cases = "".join(f"{number}) {line};;\n" for number, line in enumerate(lines, 1))
+        return answer(f"echo >> {tmp_path}/asked\ncase $(wc -l < {tmp_path}/asked) in\n{cases}*) {lines[-1]};;\nesac")
+
+    return job_of
+
+
+def clock_sleep(clock: list[float]) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    return sleep
+
+
+def test_a_slurm_that_does_not_answer_for_a_while_is_asked_again(answers: Callable[..., SlurmJob]) -> None:
+    lines: list[str] = []
+    job = answers("echo 'RUNNING|None'", NO_ANSWER, NO_ANSWER, "echo 'RUNNING|None'", "echo 'COMPLETED|None'")
+    assert str(job.follow(lambda: False, lines.append)) == "COMPLETED"
+    failure = "squeue: slurm_load_jobs error: Unable to contact slurm controller"
+    assert lines == [
+        "Slurm job 7: RUNNING",
+        f"Slurm job 7: Slurm does not answer, and is asked again ({failure})",
+        "Slurm job 7: RUNNING",
+        "Slurm job 7: COMPLETED",
+    ]
+
+
+def test_a_slurm_that_does_not_answer_for_minutes_is_an_error_that_says_how_to_follow_again(
+    answers: Callable[..., SlurmJob], tmp_path: Path
+) -> None:
+    job = answers("echo 'RUNNING|None'", NO_ANSWER)
+    with pytest.raises(SlurmError, match="controller; Slurm job 7 may go on: the same command follows it again"):
+        job.follow(lambda: False, lambda _: None)
+    assert len((tmp_path / "asked").read_text().splitlines()) > 60, "it was asked for ten minutes"
+
+
+def test_a_job_that_runs_for_hours_is_asked_for_every_ten_seconds(answers: Callable[..., SlurmJob], tmp_path: Path) -> None:
+    stops = iter([False] * 400 + [True])
+    answers("echo 'RUNNING|None'").follow(lambda: next(stops), lambda _: None)
+    asked = len((tmp_path / "asked").read_text().splitlines())
+    assert 400 / 10 < asked < 400 / 10 + 30, "more often only in the first minutes"
+
+
+def test_a_job_is_cancelled_also_where_slurm_does_not_answer_for_a_while(
+    answers: Callable[..., SlurmJob], tmp_path: Path
+) -> None:
+    job = answers("echo 'COMPLETING|None'", NO_ANSWER, "echo 'CANCELLED|None'")
+    (tmp_path / "scancel").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/cancelled\n')
+    (tmp_path / "scancel").chmod(0o755)
+    job.cancel(lambda _: None)
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+
+
+def test_ctrl_c_reaches_no_command_of_slurm(answer: Callable[[str], SlurmJob]) -> None:
+    """A terminal sends it to the group of processes of this command, and a `squeue` that it ended would not answer."""
+    state = answer('echo "RUNNING|$(ps -o pgid= -p $$)"').state()
+    assert int(state.reason) != os.getpgrp()
