@@ -19,7 +19,7 @@ _NAME = (r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", "a name of letters, digits and _ . + -
 # By option of sbatch without its dashes: the values it may have, as a regular expression and in words.
 _OPTIONS = {
     "nodes": _NUMBER,
-    "gpus_per_node": _NUMBER,
+    "gpus_per_node": (r"([A-Za-z0-9_][A-Za-z0-9_.+-]*:)?[1-9][0-9]*", "a number from 1, after a type or not, such as h100:8"),
     "cpus_per_task": _NUMBER,
     "partition": _NAME,
     "account": _NAME,
@@ -28,6 +28,8 @@ _OPTIONS = {
     "constraint": (r"[A-Za-z0-9_][A-Za-z0-9_.&|*-]*", "features joined by & or |"),
     "nodelist": (r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*", "names of nodes, such as [a[1-4],b]"),
     "mem": (r"[0-9]+[KMGT]?", "a size, such as 64G"),
+    "exclusive": (r"|user|mcs|topo", "nothing, user, mcs or topo"),
+    "signal": (r"([BR]:)?[A-Z][A-Z0-9]*(@[0-9]+)?", "a signal and seconds before the end, such as USR1@120"),
     "time": (r"[0-9]+(-[0-9]+)?(:[0-9]+){0,2}", "a time, such as 30 (minutes), 01:30:00 or 2-12:00"),
 }
 
@@ -56,7 +58,7 @@ def parse_slurm_options(texts: Iterable[str]) -> SlurmOptions:
         if value.startswith("[") and value.endswith("]"):  # brackets protect the commas of a list of nodes
             value = value[1:-1]
         where = f"--slurm {part}"
-        if not equals:
+        if not equals and key != "exclusive":
             problems.append(Problem(where, "is not key=value", "write it as --slurm nodes=2"))
         elif key not in _OPTIONS:
             problems.append(Problem(where, f"there is no option {key!r}", did_you_mean(key, _OPTIONS)))

@@ -47,7 +47,7 @@ def render_script(
     directives["output"] = "/dev/null"
     directives |= {key.replace("_", "-"): value for key, value in options.values.items()}
     return _TEMPLATE.format(
-        directives="\n".join(f"#SBATCH --{key}={value}" for key, value in directives.items()),
+        directives="\n".join(f"#SBATCH --{key}={value}".removesuffix("=") for key, value in directives.items()),
         log_prefix=shlex.quote(f"{logs}/job-"),
         folder=shlex.quote(str(folder)),
         command=shlex.join(command),

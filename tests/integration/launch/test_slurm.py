@@ -206,3 +206,14 @@ def test_a_training_that_slurm_puts_back_into_the_queue_goes_on_from_its_checkpo
     assert code == 0, stdout
     assert re.search(r"resuming after step [1-9]", stdout), stdout
     assert [row["step"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())] == list(range(300))
+
+
+@pytest.mark.exhaustive
+def test_a_training_stops_with_a_checkpoint_at_the_signal_that_slurm_sends_before_the_end_of_its_time(folder: Path) -> None:
+    command = [sys.executable, "-m", "benchbox.cli.app", "train", "train.yaml", "--out", "signalled", "--launcher", "slurm"]
+    words = ["--slurm", "time=2,signal=USR1@60,exclusive", "--set", "steps=1000000", "--set", "checkpoint.every=1000000"]
+    done = subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "SIGUSR1: the training stops after this step with a checkpoint" in done.stdout, done.stdout[-2000:]
+    assert re.search(r"Slurm job [0-9]+ ended FAILED \(NonZeroExitCode\); --resume submits the rest", done.stderr), done.stderr
+    assert list((folder / "signalled/checkpoints").glob("step-*"))

@@ -44,6 +44,14 @@ def test_resources_are_lines_of_the_script() -> None:
     assert "srun --kill-on-bad-exit=0 " in script, "node 0 outlives the others, and records how they failed"
 
 
+def test_typed_gpus_a_whole_node_and_a_signal_are_lines_of_the_script(tmp_path: Path) -> None:
+    options = parse_slurm_options(["gpus_per_node=h100:8,exclusive", "signal=USR1@120"])
+    script = render_script(options, name="m", command=["benchbox"], folder=tmp_path, logs=tmp_path)
+    lines = script.splitlines()
+    assert {"#SBATCH --gpus-per-node=h100:8", "#SBATCH --exclusive", "#SBATCH --signal=USR1@120"} <= set(lines)
+    assert parse_slurm_options(["exclusive=user,signal=B:USR1"]).values == {"exclusive": "user", "signal": "B:USR1"}
+
+
 @pytest.mark.parametrize(("cpus", "words"), [("32", ["--cpus-per-task=32"]), (None, [])])
 def test_a_task_asks_for_the_cpus_of_the_job(cpus: str | None, words: list[str], tmp_path: Path) -> None:
     """srun takes them over from sbatch in no version since 22.05, and a task that is bound to one CPU has one thread."""
@@ -81,6 +89,11 @@ def test_a_training_that_slurm_has_requeued_resumes(restarts: str | None, words:
         ("partition=a\n#SBATCH --uid=0", "is not a name"),
         ("account=$(id)", "is not a name"),
         ("time=soon", "'soon' is not a time"),
+        ("gpus_per_node=h100", "'h100' is not a number from 1, after a type or not"),
+        ("gpus_per_node=h100:8 --uid=0", "is not a number from 1"),
+        ("signal=120", "'120' is not a signal"),
+        ("signal=USR1@$(id)", "is not a signal"),
+        ("exclusive=all", "'all' is not nothing, user, mcs or topo"),
         ("uid=0", "there is no option 'uid'"),
     ],
 )
