@@ -13,6 +13,7 @@ from benchbox.cli.nodes import open_launcher, open_node_0
 from benchbox.cli.predicting import predict_run
 from benchbox.cli.statistics import prepare_statistics
 from benchbox.cli.walk_launches import WalkLaunches, find_records
+from benchbox.launch.capacity import shared_cores_warning
 from benchbox.launch.lock import lock_run_directory
 from benchbox.launch.process.signals import stop_on_signals
 from benchbox.launch.progress import ConsoleProgress
@@ -55,6 +56,9 @@ def run_here(
                 say(console, line)
             if matrix_run.launches or not matrix_run.auto:
                 matrix_run.store.write_run(walks.run)
+            ranks = max(cell.world_size for cell in (*selected.cells, *selected.walks))
+            if warning := shared_cores_warning(ranks // (1 if nodes is None else nodes.count)):
+                say(console, f"warning: {warning}")
             _prepare_data(matrix_run, console)
             with stop_on_signals() as stop:
                 opened = open_launcher(launcher, nodes, node_0, stop)

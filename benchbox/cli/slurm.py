@@ -23,7 +23,7 @@ SlurmOption = Annotated[
         metavar="KEY=VALUE,..",
         default_factory=list,
         show_default=False,
-        help="Resources for --launcher slurm, by options of sbatch: nodes=2,gpus_per_node=8,partition=p,time=01:00:00.",
+        help="Resources for --launcher slurm, by options of sbatch: nodes=2,gpus_per_node=8,cpus_per_task=64,time=01:00:00.",
     ),
 ]
 

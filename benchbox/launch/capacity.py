@@ -61,3 +61,12 @@ def capacity_refusal(ranks: int) -> str | None:
         f"{ranks} ranks are more than {RANKS_PER_CORE * cores}, {RANKS_PER_CORE} for each of the {cores} usable cores of this "
         "machine: they would do little but wait for a core; take fewer"
     )
+
+
+def shared_cores_warning(ranks: int) -> str | None:
+    """Return that so many ranks have fewer cores on this machine, or None. Slurm gives a task one core unless it is told."""
+    cores = usable_cores()
+    if ranks <= cores:
+        return None
+    remedy = "; a job of Slurm has more by --slurm cpus_per_task" if "SLURM_JOB_ID" in os.environ else ""
+    return f"{ranks} ranks share {cores} usable cores of this machine, and wait for one another{remedy}"

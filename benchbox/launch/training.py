@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
-from benchbox.launch.capacity import capacity_refusal
+from benchbox.launch.capacity import capacity_refusal, shared_cores_warning
 from benchbox.launch.follower import RowFollower
 from benchbox.launch.job import Job
 from benchbox.launch.restarts import is_restartable, record_restart
@@ -147,6 +147,8 @@ def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progres
         raise UnsupportedError(refusal)
     if refusal := capacity_refusal(cell.world_size // nnodes):
         raise ConfigurationError(refusal)
+    if warning := shared_cores_warning(cell.world_size // nnodes):
+        progress.warn(warning)
     for line in set_damaged_aside(folder / "checkpoints") if resume else ():
         progress.warn(line)
     paths = list_checkpoints(folder / "checkpoints")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,15 +10,19 @@ from typing import TYPE_CHECKING
 
 import pynvml
 import pytest
+from rich.console import Console
 
 from benchbox.cli.capacity import skip_beyond_capacity
 from benchbox.errors import EXIT_USAGE
-from benchbox.launch import capacity
+from benchbox.launch import capacity, training
 from benchbox.launch.capacity import capacity_refusal, device_memory_bytes
+from benchbox.launch.training_progress import TrainingProgress
 from benchbox.plan import Plan, Skip
+from benchbox.spec.train import load_train
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
 from tests.support.example_run import CELL, example_record, example_run
+from tests.support.instant_launches import InstantLaunches, matrix_of_backends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +73,29 @@ def test_the_smallest_device_is_one_that_ranks_see(
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     assert device_memory_bytes() == smallest
+
+
+@pytest.mark.parametrize("job", [None, "7"])
+def test_a_run_and_a_training_whose_ranks_share_cores_warn_in_one_line(
+    job: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job of Slurm that was not told otherwise gives its task one core, for the eight ranks of a node."""
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 1)
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", InstantLaunches({}))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    remedy = "" if job is None else "; a job of Slurm has more by --slurm cpus_per_task"
+    warning = f"warning: 2 ranks share 1 usable cores of this machine, and wait for one another{remedy}"
+    (tmp_path / "two.yaml").write_text(matrix_of_backends("ddp", launches=1))
+    done = run_in_process("run", "two.yaml", "--out", "run", "--no-estimate", cwd=tmp_path)
+    assert done.stdout.splitlines().count(warning) == 1, done.stdout + done.stderr
+    config = load_train("pi05", {"backend": "ddp", "world_size": "2"})
+    progress = TrainingProgress(config, Console(file=io.StringIO()))
+    training._check(config, tmp_path, resume=False, nnodes=1, progress=progress)
+    assert capsys.readouterr().err == f"{warning}\n"
+    training._check(config, tmp_path, resume=False, nnodes=2, progress=progress)
+    assert capsys.readouterr().err == "", "one rank on each node"
 
 
 def test_only_the_cells_of_too_many_ranks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
