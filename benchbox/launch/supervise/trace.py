@@ -26,6 +26,7 @@ class Trace:
     errors: list[Mapping[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     clock_lag_s: float = math.inf  # what to add to times of a remote rank: the least delay that was seen
+    state_lag_s: float = 0.0  # what was added to the time of `state`
 
     def receive(self, event: Mapping[str, Any], at: float) -> bool:
         """Add one event that was read at the monotonic time `at` of this host; return whether it shows progress of the rank.
@@ -39,9 +40,13 @@ class Trace:
         return self.update(event)
 
     def restate(self, state: RankState | None) -> None:
-        """Replace the state by the one in the state file of the rank, if it has one."""
-        if state is not None:
-            self.state = state._replace(since=state.since + self.clock_lag_s) if self.remote else state
+        """Replace the state by the one in the state file of the rank, if it has one that is not older.
+
+        The file is written through memory, which NFS may show to another machine much later than the events.
+        """
+        if state is None or (self.state is not None and state.since + self.state_lag_s < self.state.since):
+            return
+        self.state = state._replace(since=state.since + self.clock_lag_s) if self.remote else state
 
     def update(self, event: Mapping[str, Any]) -> bool:
         """Add one event and return whether it shows progress of the rank."""
@@ -56,7 +61,7 @@ class Trace:
             # Progress is a change of state: a heartbeat alone only shows that the process is alive.
             progressed = self.state is None or state[:4] != self.state[:4]
             if progressed:
-                self.state = state
+                self.state, self.state_lag_s = state, self.clock_lag_s if self.remote else 0.0
             return progressed
         if kind == "warning":
             self.warnings.append(event["message"])

@@ -43,3 +43,20 @@ def test_the_first_final_event_counts(kinds: tuple[str, str]) -> None:
         trace.update(event(kind))
     assert trace.final_event == kinds[0]
     assert len(trace.errors) == 1
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_state_file_replaces_older_events_and_no_newer_ones(remote: bool) -> None:
+    """NFS may show the memory of another machine late: the rank would be the furthest behind, and named for a hang of others.
+
+    The second event arrives with less delay, after which the clock of the other machine is better known.
+    """
+    trace = Trace(0, remote=remote)
+    state = {"stage": "train", "of": 9, "phase": "forward"}
+    trace.receive(event("heartbeat", t=11.0, **state, step=4, since=10.5), 1016.0)
+    trace.receive(event("heartbeat", t=12.0, **state, step=4, since=10.5), 1013.0)
+    trace.restate(RankState("train", 3, 9, "backward", 10.25))
+    assert trace.state is not None
+    assert trace.state.step == 4
+    trace.restate(RankState("train", 4, 9, "backward", 10.75))
+    assert trace.state == RankState("train", 4, 9, "backward", 1011.75 if remote else 10.75)
