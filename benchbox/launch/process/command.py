@@ -45,7 +45,8 @@ def run_command(
 ) -> CommandResult:
     """Run a command to its end, with the stdin, stdout and stderr of this process and in a process group of its own.
 
-    SIGINT, SIGTERM and SIGHUP are forwarded to the command, and this function returns once it has ended.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the command, and this function returns once it has ended. An exception, such as
+    one of `should_stop`, ends every process that the command started.
 
     Args:
         variables: added to the environment of this process.
@@ -63,13 +64,18 @@ def run_command(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
-    with ForegroundTerminal(process.pid) as terminal, handle_stop_signals(forward):
-        while process.poll() is None:
-            if should_stop():
-                end_processes(job_id, grace_s=_GRACE_S)
-                return CommandResult(process.wait(), stopped=True)
-            terminal.follow_suspension()
-            time.sleep(_POLL_S)
+    try:
+        with ForegroundTerminal(process.pid) as terminal, handle_stop_signals(forward):
+            while process.poll() is None:
+                if should_stop():
+                    end_processes(job_id, grace_s=_GRACE_S)
+                    return CommandResult(process.wait(), stopped=True)
+                terminal.follow_suspension()
+                time.sleep(_POLL_S)
+    except BaseException:
+        end_processes(job_id, grace_s=_GRACE_S)
+        process.wait()
+        raise
     return CommandResult(process.returncode, stopped=False)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+from benchbox.errors import RecordError
 from benchbox.launch.process.command import run_command
 from benchbox.launch.process.signals import handle_stop_signals, stop_on_signals
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,6 +55,32 @@ def test_a_signal_ends_the_command_that_this_process_runs_and_not_this_process(n
     finally:
         signal.signal(number, before)
     assert (result.failure, received_here) == (f"ended by {number.name}", [])
+
+
+def test_an_error_in_this_process_leaves_nothing_of_the_command_behind(tmp_path: Path) -> None:
+    """Here the report that is polled for cannot be read, once the command has started another process."""
+    pids = tmp_path / "pids"
+
+    def read_report() -> bool:
+        if not pids.exists() or len(pids.read_text().split()) < 2:
+            return False
+        raise RecordError("cannot be read")
+
+    command = ["bash", "-c", f"sleep 600 & echo $$ $! > {pids}; wait"]
+    with pytest.raises(RecordError, match="cannot be read"):
+        run_command(command, variables={}, quiet_stdout=False, should_stop=read_report)
+    alive = [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    assert alive == []
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs: one that has ended stays a zombie where nobody reaps it."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
