@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchbox.backends.base import StepShape
 from benchbox.backends.deferred import deferred_weights
+from benchbox.backends.device import rank_device
 from benchbox.data.loading.loader import open_stream
 from benchbox.errors import UnsupportedError
 from benchbox.optim import freeze
@@ -51,7 +52,7 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
         ConfigurationError: there is no such policy or size.
         UnsupportedError: there are fewer GPUs than ranks, or the device or the policy lacks the attention kernel.
     """
-    device = _local_device()
+    device = rank_device()
     if cell.attention == "flex" and device.type == "cpu":
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     if device.type == "cuda":
@@ -199,15 +200,3 @@ def load_cell_weights(cell: Cell, policy: Policy) -> LoadedWeights | None:
     if not hasattr(policy, "load_weights"):
         raise UnsupportedError(f"{type(policy).__name__} reads no published weights")
     return policy.load_weights(Path(cell.weights))
-
-
-def _local_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if index >= devices:
-        raise UnsupportedError(
-            f"rank {index} has no GPU of its own: this machine shows {devices}; lower world_size, "
-            "or hide them by CUDA_VISIBLE_DEVICES= to run on CPU ranks"
-        )
-    return torch.device("cuda", index)

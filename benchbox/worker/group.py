@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from benchbox.backends.device import rank_device
 from benchbox.registry.phases import GROUP_TIMEOUT_S
 
 
@@ -23,10 +23,14 @@ def leave_hangs_to_launcher() -> None:
 
 
 def join_group() -> tuple[torch.device, str]:
-    """Join the group of ranks, and return the device of this rank and the backend of torch.distributed."""
-    device, backend = torch.device("cpu"), "gloo"
-    if torch.cuda.is_available():
-        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"
+    """Join the group of ranks, and return the device of this rank and the backend of torch.distributed.
+
+    Raises:
+        UnsupportedError: there are fewer GPUs than ranks.
+    """
+    device = rank_device()
+    if device.type == "cuda":
         torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend)
     return device, backend
