@@ -34,7 +34,7 @@ class StopSignals:
 
     Args:
         launcher: process id of the launcher, None if unknown.
-        handles_usr1: whether the job can stop after a step. SIGUSR1 ends any other process, as the system does by default.
+        handles_usr1: whether the job can stop after a step. Other ranks inherit that SIGUSR1 is ignored.
         before_end: called before a SIGTERM ends the process.
     """
 
