@@ -39,7 +39,7 @@ class Job:
         return rank // (self.ranks // self.nnodes)
 
     @property
-    def process_id(self) -> str:
+    def job_id(self) -> str:
         """Value of the variable by which the processes of this job on this node are found."""
         return f"{self.folder.resolve()}{self._suffix}"
 

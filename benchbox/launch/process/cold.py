@@ -72,7 +72,7 @@ class TorchrunLauncher(Launcher):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=rank_environment(os.environ, added) | {JOB_VARIABLE: job.process_id, LAUNCHER_VARIABLE: str(os.getpid())},
+                env=rank_environment(os.environ, added) | {JOB_VARIABLE: job.job_id, LAUNCHER_VARIABLE: str(os.getpid())},
                 start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
             )
         return _TorchrunGroup(process, job, self._grace_s)
@@ -81,7 +81,7 @@ class TorchrunLauncher(Launcher):
 class _TorchrunGroup(RankGroup):
     def __init__(self, process: subprocess.Popen[bytes], job: Job, grace_s: float) -> None:
         self._process = process
-        self._job_id = job.process_id
+        self._job_id = job.job_id
         self._exits: Path = job.exits.resolve()
         self._scratch: Path = job.torchrun_folder.resolve()
         self._grace_s = grace_s

@@ -63,7 +63,6 @@ class ForkServerLauncher(Launcher):
     def start(self, job: Job) -> RankGroup:
         if self._cold is not None:
             return self._cold.start(job)
-        folder = job.folder.resolve()
         environment = rank_environment(os.environ, self.variables(job.ranks))
         try:
             server = self._server(environment)
@@ -72,19 +71,19 @@ class ForkServerLauncher(Launcher):
             self._cold = TorchrunLauncher(worker_module=self._worker_module, grace_s=self._grace_s)
             self.name = self._cold.name
             return self._cold.start(job)
-        exits = folder / "exits.json"
+        exits = job.exits.resolve()
         leader = server.fork(
             {
                 "module": self._worker_module,
                 "job_file": str(job.file.resolve()),
                 "ranks": job.ranks,
-                "environment": {**environment, JOB_VARIABLE: str(folder), LAUNCHER_VARIABLE: str(os.getpid())},
+                "environment": {**environment, JOB_VARIABLE: job.job_id, LAUNCHER_VARIABLE: str(os.getpid())},
                 "folder": os.getcwd(),  # noqa: PTH109 (a string for the request)
                 "log": str(job.group_log.resolve()),
                 "exits": str(exits),
             }
         )
-        return _ForkedGroup(server, leader, str(folder), exits, self._grace_s)
+        return _ForkedGroup(server, leader, job.job_id, exits, self._grace_s)
 
     def close(self) -> None:
         """End the servers. Without this call they end together with this process."""

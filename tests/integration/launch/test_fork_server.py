@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from benchbox.launch.job import Job
+from benchbox.launch.job import Job, read_rank_exits
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import host_variables
@@ -38,6 +38,7 @@ report = {
     "server": psutil.Process(os.getppid()).ppid(),
     "variable": os.environ.get("TOLD"),
     "launcher": os.environ.get("BENCHBOX_LAUNCHER"),
+    "job": os.environ.get("BENCHBOX_JOB"),
     "folder": os.getcwd(),
     "arguments": sys.argv[1:],
     "rank": os.environ["RANK"],
@@ -111,8 +112,24 @@ def test_ranks_differ_in_what_is_random_and_agree_in_where_they_run(launcher: Fo
     assert [report["rank"] for report in reports] == ["0", "1"]
     for report in reports:
         assert report["folder"] == str(Path.cwd())
+        assert report["job"] == str(tmp_path / "job"), "by which processes are found whose parents have ended"
         assert report["launcher"] == str(os.getpid()), "by which a rank tells whether its launcher got a signal"
         assert report["arguments"] == [str(tmp_path / "job" / "job.json")]
+
+
+def test_the_exit_of_a_failed_rank_is_in_the_file_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_worker.py").write_text(
+        "import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = ForkServerLauncher(worker_module="failing_worker", preload=["random"], grace_s=1.0)
+    job = Job(config={"kind": "report"}, ranks=2, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
+    job.prepare()
+    group = launcher.start(job)
+    assert group.poll(60.0) == 1
+    group.end()
+    launcher.close()
+    assert [(rank_exit.rank, rank_exit.code) for rank_exit in read_rank_exits(job.exits)] == [(1, 7)]
 
 
 def test_ctrl_c_on_the_terminal_reaches_neither_a_server_nor_its_ranks(launcher: ForkServerLauncher, tmp_path: Path) -> None:
