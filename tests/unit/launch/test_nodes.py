@@ -144,7 +144,7 @@ def test_node_0_reports_while_it_prepares(verb: str, tmp_path: Path, policy_dir:
         assert not NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
         raise PreparationError
 
-    for module in ("statistics", "run_here"):
+    for module in ("run_here", "statistics"):  # the other way round, the former would import, and keep, the stand-in
         monkeypatch.setattr(f"benchbox.cli.{module}.prepare_statistics", prepare)
     assert isinstance(failure_of_node_0(verb, tmp_path, policy_dir, ranks=2), PreparationError)
     assert NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
