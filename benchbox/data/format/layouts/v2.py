@@ -13,8 +13,6 @@ import numpy as np
 from benchbox.data.format.layouts.fields import checked_statistics, file_path, text, texts, whole_number
 from benchbox.data.format.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json, write_json_lines
 from benchbox.data.format.metadata import (
-    ACTION,
-    STATE,
     DatasetMetadata,
     Episode,
     Statistics,
@@ -82,9 +80,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
 def _read_statistics(root: Path, version: str, lengths: Mapping[int, int]) -> Statistics:
     """Return the stored statistics of the dataset, none if their file is missing.
 
-    Those of an episode that have no count are of all its frames, whose numbers are `lengths`. Statistics of state and action
-    that some episodes lack, as after an interrupted recording, are not those of the dataset: they are left out, and training
-    computes them.
+    Those of an episode that have no count are of all its frames, whose numbers are `lengths`.
     """
     path = root / "meta/stats.json"
     if version == V20:
@@ -95,9 +91,7 @@ def _read_statistics(root: Path, version: str, lengths: Mapping[int, int]) -> St
         if index in lengths
     ]
     names = dict.fromkeys(name for stats in episodes for name in stats)
-    parts = {name: [stats[name] for stats in episodes if name in stats] for name in names}
-    of_all = {name: stats for name, stats in parts.items() if name not in (STATE, ACTION) or len(stats) == len(lengths)}
-    return {name: _combine(name, stats, root) for name, stats in of_all.items()}
+    return {name: _combine(name, [stats[name] for stats in episodes if name in stats], root) for name in names}
 
 
 def _combine(name: str, parts: Sequence[dict[str, list[Any]]], root: Path) -> dict[str, list[Any]]:
