@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
     from benchbox.data.format.metadata import DatasetMetadata, Episode
 
-# Of a process, beside the file in use: the states and actions of some 2 million frames. Reading a file anew for every window of
-# a shuffle takes 60 times as long as the window.
-MAX_CACHED_BYTES = 256 * 2**20
-_TEXT_BYTES = 64  # of a row, at least: the object of a text and its place in the array
+MAX_CACHED_TABLES = 8
 INDICES = ("index", "episode_index", "frame_index", "task_index", "subtask_index")
 
 
@@ -34,18 +31,13 @@ class _Table:
     first_frame: int
     length: int
 
-    @property
-    def bytes(self) -> int:
-        return sum(column.nbytes if column.dtype != object else len(column) * _TEXT_BYTES for column in self.columns.values())
-
 
 class TableCache:
-    """Columns of the most recently used data files of a dataset, read on first use, up to `MAX_CACHED_BYTES`."""
+    """Columns of the most recently used data files of a dataset, read on first use."""
 
     def __init__(self, metadata: DatasetMetadata) -> None:
         self._metadata = metadata
         self._tables: OrderedDict[Path, _Table] = OrderedDict()
-        self._bytes = 0  # of all columns
         self._last: tuple[Path | None, _Table] = (None, _Table({}, 0, 0))
         self._relocated: dict[int, tuple[Path, int]] = {}  # by the first frame of episodes that are not where they are listed
 
@@ -111,12 +103,10 @@ class TableCache:
         return row
 
     def _column(self, path: Path, name: str) -> np.ndarray:
-        table = self._open(path)
-        if name not in table.columns:
-            before = table.bytes
-            table.columns[name] = read_column(path, name, self._metadata.features[name])
-            self._make_room(table.bytes - before)
-        return table.columns[name]
+        columns = self._open(path).columns
+        if name not in columns:
+            columns[name] = read_column(path, name, self._metadata.features[name])
+        return columns[name]
 
     def _open(self, path: Path) -> _Table:
         if path is self._last[0]:  # comparing paths takes longer than reading a row
@@ -128,17 +118,11 @@ class TableCache:
                 where = f"row {gaps[0] + 1} does not follow the one before it" if len(gaps) else "it has no rows"
                 raise DataError(f"{path}: its rows are not consecutive frames: {where}")
             self._tables[path] = _Table({"index": index}, int(index[0, 0]), len(index))
-            self._make_room(self._tables[path].bytes)
         self._tables.move_to_end(path)
+        while len(self._tables) > MAX_CACHED_TABLES:
+            self._tables.popitem(last=False)
         self._last = path, self._tables[path]
         return self._last[1]
-
-    def _make_room(self, added: int) -> None:
-        """Count bytes that were added to the latest file, and forget the files that were not used for the longest time."""
-        self._bytes += added
-        while self._bytes > MAX_CACHED_BYTES and len(self._tables) > 1:
-            _, oldest = self._tables.popitem(last=False)
-            self._bytes -= oldest.bytes
 
 
 def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray:
