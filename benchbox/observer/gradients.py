@@ -45,7 +45,7 @@ class GradientRecorder:
                 self._attribute(observation, tensor)
         if self._state.calls.clips or self._unattributed is not None:
             self._attribute_to_unlinked(observation, tensors)
-        if not observation.is_probed:
+        if self._state.optimizers[id(optimizer)].probed_step != observation.step:
             return
         self._versions = {id(tensor): _version(tensor.grad) for _, _, tensor in tensors}
         if (scale := _scale_in_step(optimizer)) is not None:
@@ -60,9 +60,10 @@ class GradientRecorder:
         name = type(optimizer).__name__
         is_scratch = is_of_package(optimizer, _OVERWRITES_GRADIENTS)
         clips = self._state.calls.clips
+        is_probed = self._state.optimizers[id(optimizer)].probed_step == observation.step
         for _, _, tensor in tensors:
             clips_inside = clips.pop(self._state.covered_ids(id(tensor))) if clips else []
-            if not observation.is_probed:
+            if not is_probed:
                 continue
             for clip in clips_inside:
                 observation.clips.setdefault(clip, set()).add(id(tensor))
@@ -74,9 +75,9 @@ class GradientRecorder:
         self._versions = {}
 
     def end_step(self) -> None:
-        """Compute the norm of the gradients that were stepped in a probed step."""
+        """Compute the norm of the gradients that were stepped, where they were probed."""
         observation = self._state.steps[-1]
-        if not observation.is_probed:
+        if not observation.probed:
             return
         clips: dict[Clip, set[int]] = observation.clips
         if observation.reported is not None:
@@ -86,6 +87,8 @@ class GradientRecorder:
         observation.norm = max(norms + unclipped, key=lambda norm: norm.excess)
 
     def _stepped_norm(self, observation: StepObservation, tensor_ids: Collection[int]) -> float | None:
+        if not observation.probed.issuperset(tensor_ids):
+            return None
         probed = [tensor_id for tensor_id in tensor_ids if tensor_id in self._state.probes]
         if not probed or any(tensor_id in observation.changed_gradients for tensor_id in probed):
             return None

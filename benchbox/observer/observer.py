@@ -56,9 +56,9 @@ class StepObserver:
             train()
         facts = observer.facts()
 
-    The first, the middle and the last step are probed: their tensors are sampled before and after. In the step after the middle
-    one every operation is recorded. Any other step costs a few Python calls. The observer only reads: no tensor, random state
-    or result of the training changes.
+    The first, the middle and the last step are probed: their tensors are sampled before and after. An optimizer that takes no
+    part in one of them is probed when it steps next. In the step after the middle one every operation is recorded. Any other
+    step costs a few Python calls. The observer only reads: no tensor, random state or result of the training changes.
 
     Args:
         source: session or command, for the facts.
@@ -135,7 +135,8 @@ class StepObserver:
 
     @property
     def probed_latest_step(self) -> bool:
-        return bool(self._state.steps) and self._state.steps[-1].is_probed
+        """True if the tensors of an optimizer were probed in the latest step."""
+        return bool(self._state.steps) and bool(self._state.steps[-1].probed)
 
     @property
     def every_step_skipped(self) -> bool:

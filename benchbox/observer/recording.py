@@ -45,6 +45,9 @@ def _unwatched(method: Callable[..., None]) -> Callable[..., None]:
 class StepRecorder:
     """Records `steps` optimizer steps: the first, the middle and the last are probed, the one after the middle is dispatched.
 
+    An optimizer that takes no part in a probed step, as a generator that steps after every third step of its critic, is probed
+    when it steps next.
+
     Args:
         state: where to record.
         steps: number of steps.
@@ -66,6 +69,7 @@ class StepRecorder:
         self._gradients = GradientRecorder(state)
         self._discovered: TrainingObjects | None = None  # in this step
         self._is_first_call = False  # of this step
+        self._latest_probed_step = 0
 
     def install(self) -> None:
         """Patch torch's calls and count forward passes from now on."""
@@ -93,11 +97,12 @@ class StepRecorder:
         self._discovered = None
         self._is_first_call = True
         if observation.is_probed:
+            self._latest_probed_step = step
             observation.micro_batches, observation.called_modules = self.state.forward_hooks.remove()
         observation.record_schedules(self.state.objects.schedules, self.state.skipped)
 
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
-        """Record rates, and in a probed step the tensors before an optimizer steps them."""
+        """Record rates, and the tensors before an optimizer steps them if it is to be probed."""
         observation = self.state.steps[-1]
         if self._is_first_call and observation.step == 1 and self._model is None:
             self.state.libraries = calling_libraries()
@@ -111,17 +116,16 @@ class StepRecorder:
             self.state.averages.begin_again(observation.step)
         observation.record_rates(optimizer, tensors)
         self.state.operations.note_call()
-        if observation.is_probed:
+        if observed.probed_step < self._latest_probed_step or observed.probed_step == observation.step:
+            observed.probed_step = observation.step
+            observation.probed.update(id(tensor) for _, _, tensor in tensors)
             self._link_masters(optimizer, observed, tensors)
-            self._start_probes(optimizer, tensors)
-        elif is_new:  # what it resumed from shows only before its first step
-            for group, _, tensor in tensors:
-                self._probe_of(optimizer, group, tensor)
+            self._start_probes(optimizer, observed, tensors)
         self._gradients.before_call(optimizer, tensors)
         self._is_first_call = False
 
     @_unwatched
-    def _start_probes(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+    def _start_probes(self, optimizer: Optimizer, observed: ObservedOptimizer, tensors: SteppedTensors) -> None:
         step = self.state.steps[-1].step
         for group, _, tensor in tensors:
             probe = self._probe_of(optimizer, group, tensor)
@@ -129,7 +133,7 @@ class StepRecorder:
                 continue
             link = self.state.links.get(id(tensor))
             if link is not None and link.live is not None:
-                probe.compare_live(tensor, link.live, before_first_step=step == 1)
+                probe.compare_live(tensor, link.live, before_first_step=step == observed.first_step)
             probe.before_step(optimizer, group, tensor, optimizer.state.get(tensor, {}), step)
             if tensor.grad is not None:
                 kind = "gradient" if self.state.is_live(tensor) else "master_gradient"
@@ -149,10 +153,10 @@ class StepRecorder:
         return any(id(module) not in part_ids for module in called)
 
     def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
-        """Record stepped tensors in a probed step, and prepare what the next step needs."""
+        """Record stepped tensors that are probed, and prepare what the next step needs."""
         observation = self.state.steps[-1]
         self._gradients.after_call(optimizer, tensors, closure_calls)
-        if observation.is_probed:
+        if self.state.optimizers[id(optimizer)].probed_step == observation.step:
             self._end_probes(optimizer, tensors)
         if self._is_probed(observation.step + 1):
             self.state.forward_hooks.install()
@@ -181,8 +185,8 @@ class StepRecorder:
 
     @property
     def expects_copies(self) -> bool:
-        """True after a probed step of masters, which are copied into live parameters before the next forward pass."""
-        return bool(self.state.links) and self.state.steps[-1].is_probed and self.state.steps[-1].step < self.last_step
+        """True after a step whose masters are probed, which are copied into live parameters before the next forward pass."""
+        return bool(self.state.links and self.state.steps[-1].probed) and self.state.steps[-1].step < self.last_step
 
     @_unwatched
     def compare_live(self) -> None:
@@ -214,7 +218,7 @@ class StepRecorder:
                 self.state.objects.models = [*self.state.objects.models, *models]
                 self._register_models()
             chain = self._discovered.chain(optimizer)
-        observed = self.state.optimizers[id(optimizer)] = ObservedOptimizer(optimizer, chain)
+        observed = self.state.optimizers[id(optimizer)] = ObservedOptimizer(optimizer, chain, self.state.steps[-1].step)
         return observed
 
     def _discover(self, optimizer: Optimizer) -> TrainingObjects:

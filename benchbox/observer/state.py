@@ -66,6 +66,7 @@ class StepObservation:
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     schedule_steps: dict[str, int] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)  # ids of tensors
+    probed: set[int] = field(default_factory=set)  # ids of those that are probed: in a probed step all of them
     linked: set[int] = field(default_factory=set)  # ids of the stepped tensors whose live parameters were looked for
     norm: StepNorm | None = None
 
@@ -107,7 +108,7 @@ class StepObservation:
 
 @dataclass
 class TensorSnapshot:
-    """A stepped tensor as of its last probed step."""
+    """A stepped tensor as of the last step in which it was probed."""
 
     tensor: Tensor
     options: dict[str, Any]  # of its parameter group
@@ -118,11 +119,15 @@ class TensorSnapshot:
 
 
 class ObservedOptimizer:
-    """An optimizer that steps tensors itself, its wrappers (outermost first), and snapshots of the tensors it stepped."""
+    """An optimizer that steps tensors itself, its wrappers (outermost first), and snapshots of the tensors it stepped.
 
-    def __init__(self, optimizer: Optimizer, chain: Sequence[Any]) -> None:
+    `first_step` and `probed_step` are the first and the latest step in which its tensors were probed.
+    """
+
+    def __init__(self, optimizer: Optimizer, chain: Sequence[Any], first_step: int) -> None:
         self.optimizer = optimizer
         self.chain = list(chain)
+        self.first_step, self.probed_step = first_step, 0
         self.snapshots: dict[int, TensorSnapshot] = {}  # by tensor id
 
     @property

@@ -91,9 +91,13 @@ def float_or_none(value: Any) -> float | None:
 def opaque_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[OpaqueOptimizer]:
     """Yield the optimizers whose arithmetic is unknown, or that stepped without torch's optimizer hooks."""
     for observed in optimizers:
-        is_compensated = all(snapshot.compensation for snapshot in observed.snapshots.values())
-        if not has_known_arithmetic(observed.optimizer) and not is_compensated:
-            lossless = all(_takes_any_update(state, snapshot.tensor) for snapshot in observed.snapshots.values())
+        snapshots = observed.snapshots.values()
+        if has_known_arithmetic(observed.optimizer):
+            continue
+        if not snapshots:
+            yield OpaqueOptimizer(optimizer=observed.name, reason="it was called without gradients: what it steps is unknown")
+        elif not all(snapshot.compensation for snapshot in snapshots):
+            lossless = all(_takes_any_update(state, snapshot.tensor) for snapshot in snapshots)
             reason = (
                 "its arithmetic is unknown: lost updates, pinned parameters and clipping are not judged"
                 if lossless
