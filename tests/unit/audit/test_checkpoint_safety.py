@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import datetime as dt
+import decimal
+import enum
+import functools
 import io
 import os
+import pathlib
 import pickle
 import shutil
+import struct
 import subprocess
+import types
+import typing
+import uuid
 import zipfile
 
 import pytest
@@ -158,6 +169,110 @@ def test_functions_of_other_libraries_are_not_called_either(tmp_path, trap):
     (facts,) = read_checkpoint(path)
     assert [parameter.name for parameter in facts.parameters] == ["weight"]
     assert not trap.exists()
+
+
+class Settings(dict):
+    """A dictionary with attributes, as EasyDict makes them."""
+
+    def __init__(self, **values):
+        super().__init__(values)
+        self.__dict__.update(values)
+
+
+class Names(list):
+    """A list of its own class."""
+
+
+class Kind(enum.Enum):
+    """An enumeration. Python 3.11 pickles its members as attributes of the class."""
+
+    A = 1
+
+    def __reduce_ex__(self, protocol):
+        return getattr, (Kind, "A")
+
+
+class Outer:
+    """A class with another one inside."""
+
+    class Inner:
+        """A nested class."""
+
+
+DATA = [
+    *(True, 1.5, 1j, b"bytes", bytearray(b"a"), {1}, frozenset([1]), range(3), slice(1), object(), ...),
+    *(bool, int, float, str, bytes, dict, list, tuple, set, object, type(None)),
+    *(collections.defaultdict(list, a=[1]), collections.defaultdict(float), collections.deque([1, 2], 3)),
+    *(collections.Counter("aab"), collections.OrderedDict(a=1), collections.ChainMap({"a": 1}), collections.UserDict(a=1)),
+    *(dt.datetime.now(tz=dt.UTC), dt.timedelta(1), pathlib.Path("a"), decimal.Decimal("0.1")),
+    *(argparse.Namespace(lr=1e-3), types.SimpleNamespace(lr=1e-3), uuid.uuid4()),
+    *(typing.Any, typing.Optional[int], list[int], typing.Callable),  # noqa: UP045
+    *(Settings(lr=1e-3, nested=Settings(a=1)), Names(["a"]), Kind.A, Outer.Inner(), functools.partial(torch_file, value=1)),
+]
+
+
+@pytest.mark.parametrize("value", DATA, ids=lambda value: type(value).__name__)
+def test_data_of_the_standard_library_and_objects_of_any_class_are_read(tmp_path, value):
+    (facts,) = read_checkpoint(torch_file(tmp_path, {"config": value}))
+    assert [parameter.name for parameter in facts.parameters] == ["weight"]
+
+
+def names_file(folder, *names):
+    """Write a checkpoint whose pickle contains these names, each as `module name`."""
+    path = torch_file(folder, list(names))
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            for full in names if name.endswith("data.pkl") else ():  # a global in place of a string
+                string, (module, global_name) = b"X" + struct.pack("<I", len(full)) + full.encode(), full.split(" ")
+                assert string in content
+                content = content.replace(string, f"c{module}\n{global_name}\n".encode())
+            archive.writestr(name, content)
+    return path
+
+
+CODE = [
+    *("__builtin__ eval", "builtins exec", "builtins print", "builtins open", "builtins __import__", "builtins compile"),
+    *("builtins eval.__call__", "builtins dict.fromkeys", "builtins setattr", "builtins delattr", "builtins super"),
+    *("os system", "posix system", "nt system", "pathlib os", "pathlib os.system", "pathlib Path.write_text", "uuid os"),
+    *("collections _sys", "collections _sys.modules", "datetime sys", "enum sys", "argparse FileType", "argparse _os"),
+    *("types FunctionType", "types CodeType", "typing get_type_hints", "typing sys", "typing _eval_type", "typing re.compile"),
+    *(
+        "functools reduce",
+        "functools partialmethod",
+        "operator methodcaller",
+        "_operator attrgetter",
+        "importlib import_module",
+    ),
+    *("subprocess Popen", "shutil rmtree", "runpy run_path", "ctypes CDLL", "pickle loads", "marshal loads", "code interact"),
+]
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_name_of_the_standard_library_that_can_run_code_makes_a_file_a_program(tmp_path, name):
+    assert "a program, not read and not run: it calls" in refusal_line(names_file(tmp_path, name))
+
+
+def test_a_name_of_data_alone_makes_no_program(tmp_path):
+    """The files of the test above differ from this one in nothing but the names."""
+    read_checkpoint(names_file(tmp_path, "__builtin__ dict", "collections defaultdict", "pathlib Path", "foreign.library run"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        functools.partial(print),
+        functools.partial(functools.partial, eval),
+        Attack(getattr, dict, "fromkeys"),
+        Attack(getattr, Outer, "__init__"),
+        Attack(getattr, Attack(Outer), "run"),
+        Attack(type, "Made", (), {}),
+    ],
+    ids=["partial print", "partial eval", "method of data", "private", "method of an object", "new class"],
+)
+def test_helpers_of_pickles_are_refused_with_anything_but_data(tmp_path, value):
+    assert "a program" in refusal_line(torch_file(tmp_path, value))
 
 
 HUGE = 10**12  # elements: no machine of the tests has the memory

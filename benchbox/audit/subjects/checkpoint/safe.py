@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
-from _compat_pickle import IMPORT_MAPPING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from benchbox.audit.subjects.checkpoint.placeholders import Placeholders, is_code
 from benchbox.audit.subjects.checkpoint.sizes import check_archive_size, check_tensor_sizes
 from benchbox.dcp.untrusted import PROGRAM, first_line
 from benchbox.errors import DataError
@@ -24,37 +23,8 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     import io
 
-# Modules of the standard library, also by their names in pickles for Python 2.
-_STDLIB_MODULES = sys.stdlib_module_names | IMPORT_MAPPING.keys()
-# Names in these modules that harmless pickles contain: parts of settings, and helpers that pickle instances and nested classes.
-_RECORD_PREFIXES = (
-    "argparse.",
-    "collections.",
-    "datetime.",
-    "decimal.",
-    "enum.",
-    "fractions.",
-    "pathlib.",
-    "types.Simple",
-    "uuid.",
-)
-_RECORD_NAMES = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
-    f"__builtin__.{name}" for name in ("complex", "frozenset", "getattr", "object", "slice", "xrange")
-}
-
-
 _NO_CHECKPOINT = "not a checkpoint: neither safetensors nor a file of torch.save"
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"  # first bytes of files of torch.save, today's and before torch 1.6
-
-
-class PlaceholderObject:
-    """Placeholder for an object of another class; keeps nothing of it."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Ignore all arguments."""
-
-    def __setstate__(self, _: Any) -> None:
-        """Ignore the state."""
 
 
 def load_torch_file(path: Path) -> Any:
@@ -67,10 +37,16 @@ def load_torch_file(path: Path) -> Any:
     if mapped:
         check_archive_size(path, size, path)
     foreign = _foreign_classes(path) if mapped else []  # the old format is read at once, and only without foreign classes
-    if calls := sorted(name for name in foreign if _is_code(name)):
+    if calls := sorted(name for name in foreign if is_code(name)):
         raise DataError(f"{path}: {PROGRAM}: it calls {', '.join(calls)}")
-    with safe_globals([(PlaceholderObject, name) for name in foreign]):
-        return _torch_load(path, path, size=size, mmap=mapped)
+    placeholders = Placeholders(foreign)
+    while True:
+        try:
+            with safe_globals(placeholders.pairs()):
+                return _torch_load(path, path, size=size, mmap=mapped)
+        except DataError as error:
+            if not placeholders.make_container(error.__cause__):
+                raise
 
 
 def _foreign_classes(path: Path) -> list[str]:
@@ -78,14 +54,6 @@ def _foreign_classes(path: Path) -> list[str]:
         return get_unsafe_globals_in_checkpoint(str(path))
     except Exception as error:
         raise DataError(f"{path}: not a checkpoint file of torch, or damaged ({first_line(error)})") from error
-
-
-def _is_code(name: str) -> bool:
-    """Return whether only a program would contain this name: a function of the standard library. It would not be called here in
-    any case, but a file with such a name is no checkpoint.
-    """
-    is_stdlib = name.split(".")[0] in _STDLIB_MODULES
-    return is_stdlib and not name.startswith(_RECORD_PREFIXES) and name not in _RECORD_NAMES
 
 
 def load_torch_bytes(buffer: io.BytesIO, path: Path) -> Any:
