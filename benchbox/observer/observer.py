@@ -224,6 +224,8 @@ class StepObserver:
         self._segmenter.remove()
         self._recorder.remove()
         self._final_facts = self._build_final_facts()
+        for observation in self._state.steps:
+            observation.release()
         self._recorder = StepRecorder(ObserverState(self._state.source, steps=self._state.steps), self._recorder.last_step)
 
     def _current_facts(self) -> RankFacts:

@@ -78,6 +78,12 @@ class StepObservation:
             if isinstance(rate := group.get("lr"), (int, float, Tensor)) and float(rate) not in rates:
                 rates.append(float(rate))
 
+    def release(self) -> None:
+        """Drop the training's modules and tensors, once the facts are built."""
+        self.called_modules.clear()
+        self.clips.clear()
+        self.reported = self.norm = None
+
     def clips_of(self, tensor_ids: Iterable[int]) -> list[Clip]:
         """Return the clippings of these stepped tensors."""
         stepped = set(tensor_ids)

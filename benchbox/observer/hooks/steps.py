@@ -96,8 +96,10 @@ class StepSegmenter:
         """Call the listener no more, and remove the hooks.
 
         torch raises when a hook is removed while torch iterates over the hooks and others follow. A hook that is running
-        therefore stays registered, and does nothing; so do hooks that were compiled.
+        therefore stays registered, and does nothing; so do hooks that were compiled. The end of a running call is not seen:
+        it is forgotten, with its optimizer.
         """
+        self._calls.clear()
         for handle in self._handles:
             if not self.compiled and (handle is not self._running or _is_last_hook(handle)):
                 handle.remove()

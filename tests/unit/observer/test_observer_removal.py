@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -61,6 +63,27 @@ def test_nothing_of_the_observer_remains_installed(ending):
     remaining = [len(registry) - len(original) for registry, original in zip(hooks, before, strict=True)]
     assert remaining == [0, 0, 0]
     assert originals == (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
+    assert observer.facts().stepped
+
+
+@pytest.mark.parametrize("ending", ["steps over", "left early", "observer fails"])
+def test_an_observer_that_is_done_keeps_no_model_alive(monkeypatch, ending):
+    """Its process may train for days after the observed steps, on another model."""
+    if ending == "observer fails":
+        monkeypatch.setattr("benchbox.observer.recording.StepRecorder.end_step", lambda _: 1 / 0)
+    with StepObserver(source="command", steps=8 if ending == "left early" else 4) as observer:
+        model = layers()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(6):
+            model(torch.randn(4, 8)).square().mean().backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    released = [weakref.ref(kept) for kept in (model, optimizer, model[0].weight, norm)]
+    del model, optimizer, norm
+    gc.collect()
+    assert [reference() for reference in released] == [None] * 4
+    assert observer.steps_observed > 0
     assert observer.facts().stepped
 
 
