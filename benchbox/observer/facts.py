@@ -102,7 +102,8 @@ class SteppedTensor:
     it (`DeepSpeedZeroOptimizer.attribute[0]`), and `covers` names the parameters. `live` means that the model computes with
     this very tensor; `live_dtype` and `live_device` are those of the live parameter it stands for (of itself, if live), None if
     unknown. `shape` is the local shape that is stepped; `live_ndim` the number of unsharded dimensions of the parameter, if
-    known. `state` maps names of state tensors to dtypes and `state_devices` maps them to devices.
+    known. `state` maps names of state tensors to dtypes and `state_devices` maps those with a dimension to
+    devices.
     """
 
     name: str

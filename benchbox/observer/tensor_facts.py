@@ -75,7 +75,8 @@ def _stepped_tensor(
         decoupled_decay=has_decoupled_decay(observed.optimizer, options),
         gradient_dtype=snapshot.gradient_dtype,
         state={key: dtype_name(value) for key, value in state_tensors.items()},
-        state_devices={key: str(value.device) for key, value in state_tensors.items() if key != "step"},
+        # Numbers for the whole tensor, as step and NAdam's mu_product, are kept on the CPU on purpose.
+        state_devices={key: str(value.device) for key, value in state_tensors.items() if value.ndim},
         compensation=snapshot.compensation,
         offload=declared_offload(observed.chain),
         step_count=None if step is None else float(step),

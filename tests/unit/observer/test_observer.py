@@ -50,6 +50,21 @@ def test_stepped_tensors_carry_their_groups_options_and_their_state():
     }
 
 
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.AdamW])
+def test_numbers_that_an_optimizer_keeps_on_the_cpu_are_no_state_on_another_device(kind):
+    """NAdam keeps mu_product there for tensors on any device."""
+    model = torch.nn.Linear(8, 8, device="meta")
+    optimizer = kind(model.parameters())
+    with StepObserver(source="command", steps=2) as observer:
+        for _ in range(2):
+            model(torch.ones(2, 8, device="meta")).sum().backward()
+            optimizer.step()
+    facts = observer.facts()
+    assert {tensor.live_device for tensor in facts.stepped} == {"meta"}
+    assert all({*tensor.state_devices.values()} == {"meta"} for tensor in facts.stepped)
+    assert "BXP105" in judge([facts]).clean
+
+
 def test_tensors_of_a_head_that_was_replaced_are_strangers():
     """The optimizer holds them, and nothing gives them a gradient."""
     model = layers()
