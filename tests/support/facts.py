@@ -94,6 +94,11 @@ def live(name: str = WEIGHT, **changes: Any) -> LiveTensor:
     return LiveTensor(name=name, **(values | changes))
 
 
+def frozen(name: str, ndim: int = 1) -> LiveTensor:
+    """Return a bfloat16 parameter that is not trained."""
+    return live(name, trainable=False, linked=False, ndim=ndim)
+
+
 def buffer(name: str, dtype: str) -> LiveTensor:
     return LiveTensor(name=name, dtype=dtype, device="cpu", elements=16, ndim=1)
 

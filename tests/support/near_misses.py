@@ -24,6 +24,7 @@ from tests.support.facts import (
     buffer,
     edq,
     flattened,
+    frozen,
     half,
     live,
     loading,
@@ -296,8 +297,14 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16")))),
         ("a norm that is no normaliser", ranks(buffers=(buffer("layers.0.norm.scale", "bfloat16"),))),
         ("a trained scale in a normaliser", ranks(parameters=(live("normalizer.scale"),))),
+        (
+            "a part of another word",
+            ranks(buffers=tuple(buffer(name, "bfloat16") for name in ("property.w", "europe", "a.newstats", "ropeway"))),
+        ),
+        ("a frozen matrix", ranks(parameters=(frozen("layers.0.rotary.proj", ndim=2), frozen("normalizer.mean", ndim=2)))),
+        ("of a checkpoint without optimizer", ranks(parameters=(frozen("log_std"), frozen("rope.x")), source="checkpoint")),
     ],
-    "BXP603": [("float32", ranks())],
+    "BXP603": [("float32", ranks()), ("float64", ranks(default_dtype="float64"))],
     "BXP604": [
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
         ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),

@@ -20,6 +20,7 @@ from tests.support.facts import (
     buffer,
     edq,
     flattened,
+    frozen,
     half,
     live,
     loading,
@@ -38,6 +39,17 @@ from tests.support.facts import (
 )
 
 Facts = list[RankFacts]
+
+SENSITIVE_NAMES = (
+    *("layers.0.rotary.original_inv_freq", "rotary_emb.cos", "freqs_cis", "rope.table", "mrope_section", "rope2d.angles"),
+    *("dataset_stats.action.min", "norm_stats", "action_quantiles", "normalizer.state.mean", "normal_action_std", "state_std"),
+)
+
+
+def exp_avg(dtype: str) -> dict[str, tuple[str, ...]]:
+    """Return the dtypes of a first moment alone."""
+    return {"exp_avg": (dtype,)}
+
 
 FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP101": [
@@ -224,6 +236,10 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     ],
     "BXP503": [
         ("to bfloat16", "error", loading(held=single_dtypes(HALF_MOMENTS))),
+        ("to float16, which has fewer large numbers", "error", loading(given=exp_avg("bfloat16"), held=exp_avg("float16"))),
+        ("to float32", "info", loading(given=exp_avg("bfloat16"), held=exp_avg("float32"))),
+        ("to float64, of two dtypes", "info", loading(given={"exp_avg": ("bfloat16", "float32")}, held=exp_avg("float64"))),
+        ("to two dtypes", "error", loading(given=exp_avg("bfloat16"), held={"exp_avg": ("bfloat16", "float32")})),
         ("to nothing", "error", loading(given={}, held={}, before=single_dtypes(MOMENTS))),
     ],
     "BXP504": [("before the first step", "error", ranks_stepping(tensor(live_differs_first=1.0)))],
@@ -243,7 +259,13 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("of observations", "warning", ranks(buffers=(buffer("obs_mean", "bfloat16"),))),
         ("in a normaliser", "warning", ranks(buffers=(buffer("normalize_inputs.state.min", "bfloat16"),))),
         ("in a module of that class", "warning", ranks(buffers=(replace(buffer("a.scale", "bfloat16"), module="Normalizer"),))),
-        ("a constant parameter", "warning", ranks(parameters=(live("unnormalize.action.offset", trainable=False),))),
+        ("a constant parameter", "warning", ranks(parameters=(frozen("unnormalize.action.offset"),))),
+        *((f"named {name}", "warning", ranks(buffers=(buffer(name, "bfloat16"),))) for name in SENSITIVE_NAMES),
+        (
+            "a constant beside trained weights of a checkpoint",
+            "warning",
+            ranks(parameters=(live(), frozen("normalizer.mean")), source="checkpoint"),
+        ),
     ],
     "BXP603": [("bfloat16", "warning", ranks(default_dtype="bfloat16"))],
     "BXP604": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import Rule, RuleViolation, names_evidence
@@ -16,22 +15,11 @@ if TYPE_CHECKING:
     from benchbox.observer.facts import Contract, LiveTensor, RankFacts, SteppedTensor
 
 _MIXED_PRECISION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "no": None}
-# Rounding these changes every output of the model: rotary angles, running and dataset statistics.
-_SENSITIVE_BUFFERS = (
-    "*inv_freq*",
-    "*freqs*",
-    "*rotary*",
-    "*rope*",
-    "*running_mean",
-    "*running_var",
-    "*normal*mean*",
-    "*normal*std*",
-    "*stats*",
-    "*statistics*",
-    "*quantile*",
-    "*_mean",
-    "*_std",
-    "*_var",
+# Rounding these changes every output of the model: rotary angles, running and dataset statistics. Names are matched by their
+# parts between dots and underscores: "rope" is no part of "property".
+_SENSITIVE_NAME = re.compile(
+    r"(^|[._])(inv_freqs?|freqs|rotary|m?rope(\d?d)?|running_(mean|var)|stats|statistics|quantiles?)([._]|$)"
+    r"|normal[^.]*[._](.*[._])?(mean|std)([._]|$)|_(mean|std|var)$"
 )
 # Statistics by their own name, if they are inside a module called a normaliser.
 _NORMALISER = re.compile(r"(un|de|re)?normali[sz]|standardi[sz]|whiten", re.IGNORECASE)
@@ -95,7 +83,7 @@ def _autocast_state(facts: RankFacts) -> str:
 
 def _low_precision_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for rank_facts in facts:
-        constants = [*rank_facts.buffers, *(parameter for parameter in rank_facts.parameters if not parameter.trainable)]
+        constants = [*rank_facts.buffers, *_constant_parameters(rank_facts)]
         buffers = [tensor for tensor in constants if tensor.dtype in SIXTEEN_BIT and _is_sensitive(tensor)]
         if buffers:
             evidence = {
@@ -107,9 +95,21 @@ def _low_precision_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation
             return
 
 
+def _constant_parameters(facts: RankFacts) -> Iterator[LiveTensor]:
+    """Yield the parameters that may be buffers in all but name: vectors that are known not to be trained.
+
+    Matrices are frozen weights, as those below an adapter. A checkpoint may not show which parameters its optimizer trains.
+    """
+    if facts.source == "checkpoint" and not any(parameter.trainable for parameter in facts.parameters):
+        return
+    for parameter in facts.parameters:
+        if not parameter.trainable and (parameter.ndim is None or parameter.ndim <= 1):
+            yield parameter
+
+
 def _is_sensitive(tensor: LiveTensor) -> bool:
     name = tensor.name.lower()
-    if any(fnmatchcase(name, glob) for glob in _SENSITIVE_BUFFERS):
+    if _SENSITIVE_NAME.search(name):
         return True
     path, _, own_name = name.rpartition(".")
     inside_normaliser = _NORMALISER.search(path) or _NORMALISER.search(tensor.module or "")
@@ -119,7 +119,7 @@ def _is_sensitive(tensor: LiveTensor) -> bool:
 def _low_precision_default(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for rank_facts in facts:
         dtype = rank_facts.default_dtype
-        if dtype is not None and dtype != "float32":
+        if dtype in SIXTEEN_BIT:
             yield RuleViolation("warning", "torch.get_default_dtype()", rank_facts.rank, {"default": dtype})
             return
 
@@ -205,7 +205,7 @@ RULES = (
             "rotary frequencies rounded to bfloat16 are off by whole positions far along a sequence, running statistics stop "
             "running, and normalisation statistics shift every input"
         ),
-        measurement="dtype of buffers, and of parameters that are not trained, by name and owner, on all ranks",
+        measurement="dtype of buffers, and of vectors that are parameters and not trained, by name and owner, on all ranks",
         repair="cast parameters, not modules: keep these buffers in float32, or compute them in float32 when they are used",
         locations=("cast", "default dtype"),
         references=("transformers#25681",),
@@ -214,7 +214,7 @@ RULES = (
     ),
     Rule(
         code="BXP603",
-        title="torch's default dtype is not float32",
+        title="torch's default dtype has 16 bits",
         severity="warning",
         rationale="tensors created without a dtype are then 16-bit, masks, positions and statistics included",
         measurement="torch.get_default_dtype() in the training process",

@@ -30,6 +30,10 @@ _MIN_STEPS_BEFORE = 2
 # Root mean square of updates that change any float32 weight up to 4: early in a warm-up none may.
 _EFFECTIVE_UPDATE = 2.0**-22
 _ALL = 1.0
+# Each value of the first dtype is one of the second.
+_WIDENINGS = frozenset({("bfloat16", "float32"), ("float16", "float32")}) | {
+    (narrow, "float64") for narrow in ("bfloat16", "float16", "float32")
+}
 
 
 def _was_updated(tensor: SteppedTensor) -> bool:
@@ -109,18 +113,31 @@ def _moments_rounded_on_resume(facts: Sequence[RankFacts]) -> Iterator[RuleViola
 
 
 def _changed_on_load(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    ranks_by_change: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    ranks_by_change: dict[tuple[str, bool, tuple[str, ...]], list[int]] = {}
     for rank_facts in facts:
         for load in rank_facts.loads:
-            changes = tuple(
-                f"{name}: {', '.join(dtypes)} became {', '.join(load.held.get(name, ('nothing',)))}"
-                for name, dtypes in (load.before | load.given).items()
-                if name != "step" and set(load.held.get(name, ())) != set(dtypes)
-            )
-            if changes:
-                ranks_by_change.setdefault((load.optimizer, changes), []).append(rank_facts.rank)
-    for (optimizer, changes), ranks in ranks_by_change.items():
-        yield RuleViolation("error", optimizer, min(ranks), {"state": list(changes), "ranks": sorted(set(ranks))})
+            changes: dict[bool, list[str]] = {False: [], True: []}  # by whether nothing is lost
+            for name, dtypes in (load.before | load.given).items():
+                held = load.held.get(name, ())
+                if name != "step" and set(held) != set(dtypes):
+                    text = f"{name}: {', '.join(dtypes)} became {', '.join(held) or 'nothing'}"
+                    changes[_is_widened(dtypes, held)].append(text)
+            for is_lossless, texts in changes.items():
+                if texts:
+                    ranks_by_change.setdefault((load.optimizer, is_lossless, tuple(texts)), []).append(rank_facts.rank)
+    for (optimizer, is_lossless, texts), ranks in ranks_by_change.items():
+        evidence = {"state": list(texts), "ranks": sorted(set(ranks))}
+        if is_lossless:
+            title = "loading widened the dtype of optimizer state: nothing of it is lost"
+            repair = "nothing, if the state is meant to be stored so from now on"
+            yield RuleViolation("info", optimizer, min(ranks), evidence, title, repair)
+        else:
+            yield RuleViolation("error", optimizer, min(ranks), evidence)
+
+
+def _is_widened(given: Sequence[str], held: Sequence[str]) -> bool:
+    """Return whether state is held in one dtype that has every value of the other dtypes that it was given in."""
+    return len(held) == 1 and all(dtype == held[0] or (dtype, held[0]) in _WIDENINGS for dtype in given)
 
 
 def _nothing_loaded(facts: Sequence[RankFacts]) -> str | None:
@@ -170,6 +187,7 @@ RULES = (
         code="BXP503",
         title="loading changed the dtype of optimizer state, or lost it",
         severity="error",
+        conditions="error; info where each value of the old dtype is one of the new, as of bfloat16 in float32",
         rationale=(
             "torch's load_state_dict silently casts state to the dtype of its parameter, and silently accepts a checkpoint "
             "without state"
