@@ -247,12 +247,15 @@ class StepRecorder:
     def _link_masters(self, optimizer: Optimizer, observed: ObservedOptimizer, tensors: SteppedTensors) -> None:
         """Link stepped tensors to live parameters. This is repeated in each probed step: DeepSpeed fills its groups late.
 
-        An optimizer that is called for one bucket after another declares all its masters at the first call.
+        An optimizer that is called for one bucket after another declares all its masters at the first call. Which model runs is
+        known only in a probed step: masters that are not declared may have the shapes of another one.
         """
         linked = self.state.steps[-1].linked
         if not self._is_first_call and linked.issuperset(id(tensor) for _, _, tensor in tensors):
             return
-        links = list(declared_masters(observed.chain, self.state.live_names)) or self._matched_masters(optimizer)
+        links = list(declared_masters(observed.chain, self.state.live_names))
+        if not links and self.state.steps[-1].is_probed:
+            links = self._matched_masters(optimizer)
         for link in links:
             self.state.links[id(link.stepped)] = link
             linked.add(id(link.stepped))

@@ -10,6 +10,7 @@ from torch import nn
 
 from benchbox.audit.judge import judge
 from benchbox.observer.observer import StepObserver
+from benchbox.optim import MasterWeightOptimizer
 from tests.support.observed_trainings import layers
 
 if TYPE_CHECKING:
@@ -66,6 +67,22 @@ def test_the_norm_of_an_optimizer_is_compared_with_its_clipping_between_the_prob
     for step in (3, 12):
         assert clipped[step] == (1e-4, pytest.approx(1e-4, rel=0.02)), "of the generator: the critic was not probed"
     assert "BXP304" in judge([facts]).clean
+
+
+def with_stale_masters(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """Return an optimizer of masters, behind whose back weights are loaded."""
+    parameters = list(parameters)
+    optimizer = MasterWeightOptimizer(parameters, lr=lr)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(1.0)
+    return optimizer
+
+
+def test_masters_that_are_stale_before_their_first_step_are_found_in_any_step() -> None:
+    judgement = judge([adversarial_facts(with_stale_masters)])
+    assert "BXP504" in {finding.code for finding in judgement.findings}
+    assert "BXP104" in judgement.clean
 
 
 class Unknown(torch.optim.Optimizer):
