@@ -121,12 +121,12 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
     except ValidationError as error:
         raise ConfigurationError(in_order([*problems, *problems_of(error, _SuppressionFile, source)])) from None
     for index, entry in enumerate(entries):
-        if entry.rule not in rules():
+        if entry.rule.upper() not in rules():
             where = source.where(("suppress", index, "rule"))
             problems.append(Problem(where, f"unknown rule {entry.rule!r}", did_you_mean(entry.rule, rules())))
     if problems:
         raise ConfigurationError(in_order(problems))
-    return tuple(Suppression(rule=entry.rule, parameters=entry.parameters, reason=entry.reason) for entry in entries)
+    return tuple(Suppression(rule=entry.rule.upper(), parameters=entry.parameters, reason=entry.reason) for entry in entries)
 
 
 def load_baseline(path: Path) -> frozenset[BaselineFinding]:

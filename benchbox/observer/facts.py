@@ -122,6 +122,7 @@ class SteppedTensor:
     eps: float | None = None
     weight_decay: float | None = None
     decoupled_decay: bool | None = None  # weight decay acts on the weight, not on the gradient
+    fused: bool = False  # one kernel computes the whole update in float32, and rounds what it stores once
     gradient_dtype: str | None = None
     state: dict[str, str] = field(default_factory=dict)
     state_devices: dict[str, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from .introspect.masters import declared_offload, has_known_arithmetic
 from .introspect.names import owned_tensors, parameter_ndims
 from .introspect.tensors import dtype_name, is_plain, local_shard
 from .introspect.wrappers import optimizer_chain
-from .numerics.expected_update import adam_betas, has_decoupled_decay
+from .numerics.expected_update import adam_betas, has_decoupled_decay, is_fused
 from .numerics.probes import TensorProbe, update_statistics
 from .state import optimizer_tensors
 
@@ -73,6 +73,7 @@ def _stepped_tensor(
         eps=float_or_none(options.get("eps")),
         weight_decay=float_or_none(options.get("weight_decay")),
         decoupled_decay=has_decoupled_decay(observed.optimizer, options),
+        fused=is_fused(observed.optimizer, options),
         gradient_dtype=snapshot.gradient_dtype,
         state={key: dtype_name(value) for key, value in state_tensors.items()},
         # Numbers for the whole tensor, as step and NAdam's mu_product, are kept on the CPU on purpose.

@@ -77,6 +77,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("float32", ranks_stepping(tensor(lr=1e-6))),
         ("none", ranks_stepping(half(weight_decay=0.0))),
         ("rounded stochastically", ranks_stepping(half(**STOCHASTIC))),
+        ("a fused kernel, which rounds once", ranks_stepping(half(fused=True))),
         ("decay that is added to the gradient", ranks_stepping(half(decoupled_decay=False))),
         ("SGD of an old checkpoint", ranks_stepping(half(decoupled_decay=None, betas=None))),
     ],
@@ -103,6 +104,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP204": [
         ("bfloat16 holds 1e-8", ranks_stepping(tensor(state=HALF_MOMENTS))),
         ("float16 holds 1e-7", ranks_stepping(tensor(**moments(exp_avg_sq="float16"), eps=1e-7))),
+        ("a fused kernel, which adds in float32", ranks_stepping(tensor(**moments(exp_avg_sq="float16"), fused=True))),
         ("no eps at all", ranks_stepping(tensor(eps=0.0))),
         ("1e-40 in bfloat16", ranks_stepping(tensor(state=HALF_MOMENTS, eps=1e-40))),
         ("1e-44 in float32", ranks_stepping(tensor(eps=1e-44))),

@@ -81,6 +81,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP106": [
         ("bfloat16", "warning", ranks_stepping(half())),
         ("a Kahan sum without the weight decay", "warning", ranks_stepping(half(**KAHAN))),
+        ("a Kahan sum in a kernel", "warning", ranks_stepping(half(**KAHAN, fused=True))),
         ("an unknown kind of decay", "warning", ranks_stepping(half(decoupled_decay=None))),
     ],
     "BXP107": [
@@ -106,6 +107,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("1e-8 in float16", "error", ranks_stepping(tensor(**moments(exp_avg_sq="float16")))),
         ("1e-42 in bfloat16", "error", ranks_stepping(tensor(state=HALF_MOMENTS, eps=1e-42))),
         ("1e-46 in float32", "error", ranks_stepping(tensor(eps=1e-46))),
+        ("1e-46 in a fused kernel", "error", ranks_stepping(tensor(**moments(exp_avg_sq="float16"), eps=1e-46, fused=True))),
     ],
     "BXP205": [
         ("bfloat16", "error", ranks_stepping(tensor(**moments(step="bfloat16")))),

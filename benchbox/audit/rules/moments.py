@@ -111,7 +111,8 @@ def _flushes_to_zero(value: float, dtype: str) -> bool:
 
 def _lost_epsilon(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        dtype = tensor.state.get(_SECOND_MOMENT, tensor.dtype)
+        # A fused kernel adds it in float32.
+        dtype = "float32" if tensor.fused else tensor.state.get(_SECOND_MOMENT, tensor.dtype)
         return "error" if tensor.eps and _flushes_to_zero(tensor.eps, dtype) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
@@ -207,7 +208,7 @@ RULES = (
             "float16 flushes 1e-8 to zero, and where the gradient is zero too Adam divides 0 by 0: NaN in the for-loop and "
             "foreach implementations, not in the fused one; bfloat16 holds 1e-8"
         ),
-        measurement="eps of the parameter group, cast to the dtype of the second moment",
+        measurement="eps of the parameter group, cast to the dtype of the second moment; to float32 of a fused optimizer",
         repair="keep optimizer state in float32, or raise eps to 1e-7 or more",
         locations=CAST_OR_BUILT,
         references=("pytorch#147437",),

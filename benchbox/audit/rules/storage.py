@@ -153,8 +153,9 @@ def _too_few_steps(facts: Sequence[RankFacts]) -> str | None:
     stepped = [tensor for _, tensor in all_stepped_tensors(facts)]
     if max((len(rank_facts.steps) for rank_facts in facts), default=0) < _PINNED_STEPS:
         return f"fewer than {_PINNED_STEPS} steps were seen"
-    uncomputed = stepped and not any(tensor.numbers.updates for tensor in stepped)
-    return (_changed_gradients(facts) or _UNCOMPUTED) if uncomputed else None
+    computed = {tensor.optimizer for tensor in stepped if tensor.numbers.updates}
+    uncomputed = dict.fromkeys(tensor.optimizer for tensor in stepped if tensor.optimizer not in computed)
+    return (_changed_gradients(facts) or f"{', '.join(uncomputed)}: {_UNCOMPUTED}") if uncomputed else None
 
 
 def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
@@ -196,7 +197,9 @@ def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         is_rounded = is_lossy(tensor) or (tensor.compensation or "").startswith(_KAHAN)
         # Decay that is added to the gradient, as in SGD, arrives or is lost with it. Old checkpoints do not record the kind.
         is_decoupled = tensor.betas is not None if tensor.decoupled_decay is None else tensor.decoupled_decay
-        return "warning" if is_rounded and is_decoupled and 0.0 < _decay_per_step(tensor) < _VANISHES else None
+        # So does that of a fused kernel, which rounds the sum of both. Beside Kahan summation the decay comes first.
+        is_apart = is_decoupled and not (tensor.fused and is_lossy(tensor))
+        return "warning" if is_rounded and is_apart and 0.0 < _decay_per_step(tensor) < _VANISHES else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {"lr x weight decay": float(f"{max(map(_decay_per_step, tensors)):.3g}"), "least that arrives": _VANISHES}
@@ -321,9 +324,10 @@ RULES = (
         severity="warning",
         rationale=(
             "decay multiplies a weight by 1 - lr x weight_decay: closer to 1 than 2^-9 the product is rounded back to the "
-            "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do"
+            "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do; a fused "
+            "kernel rounds the sum of decay and update, so that both arrive or neither"
         ),
-        measurement="learning rate and decoupled weight decay of 16-bit tensors that are stepped",
+        measurement="learning rate and decoupled weight decay of 16-bit tensors that are stepped, by no fused kernel",
         repair=MASTERS,
         repairs=MASTERS_BY_LIBRARY,
         afterwards=RETUNE,

@@ -61,6 +61,11 @@ def has_decoupled_decay(optimizer: Any, group: Mapping[str, Any]) -> bool:
     return "adamw" in type(optimizer).__name__.lower()
 
 
+def is_fused(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Return whether one kernel computes the whole update, in float32, and rounds once: torch's fused ones, DeepSpeed's, apex's."""
+    return bool(group.get("fused")) or has_class_named(optimizer, "FusedAdam", "DeepSpeedCPUAdam")
+
+
 def _adam(
     weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor], *, decoupled: bool
 ) -> Tensor | None:

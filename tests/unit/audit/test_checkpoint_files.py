@@ -281,6 +281,16 @@ def test_an_optimizer_without_its_weights_is_judged_by_its_state(tmp_path):
     assert "BXP101" in judgement.not_judged
 
 
+@pytest.mark.parametrize("fused", [True, None])
+def test_a_checkpoint_shows_whether_its_optimizer_was_fused(tmp_path, fused):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    assert {tensor.fused for tensor in read_one(tmp_path / "a.pt").stepped} == {fused is True}
+
+
 def test_weights_alone_show_their_buffers(tmp_path):
     save_file({"rope.inv_freq": torch.ones(4).bfloat16(), "head.weight": torch.ones(2, 2)}, tmp_path / "weights.safetensors")
     facts = read_one(tmp_path / "weights.safetensors")

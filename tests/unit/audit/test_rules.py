@@ -104,6 +104,7 @@ def test_without_facts_nothing_is_judged() -> None:
             "AdamW calls its closure twice",
         ),
         ("BXP103", ranks(steps=step_facts(2)), "fewer than 3 steps"),
+        ("BXP103", ranks_stepping(tensor(), tensor(NORM, optimizer="Muon", updates=0)), "Muon: no update was computed"),
         ("BXP104", ranks_stepping(tensor(live_differs=None)), "no master could be compared"),
         ("BXP105", ranks_stepping(tensor(live_device=None)), "the device of the live parameters was not observed"),
         ("BXP303", ranks(collectives=()), "no reduction of gradients was seen"),

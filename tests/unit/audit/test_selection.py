@@ -105,6 +105,11 @@ def test_suppressions_are_read_from_a_file(tmp_path: Path) -> None:
     assert load_suppressions(path) == (Suppression(rule="BXP101", parameters="*.norm.weight", reason=REASON),)
 
 
+def test_a_suppression_names_its_rule_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "audit.yaml").write_text(f'suppress:\n  - {{rule: bxp101, parameters: "*", reason: "{REASON}"}}\n')
+    assert [suppression.rule for suppression in load_suppressions(tmp_path / "audit.yaml")] == ["BXP101"]
+
+
 def test_every_problem_in_a_file_of_suppressions_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(

@@ -65,6 +65,15 @@ def test_numbers_that_an_optimizer_keeps_on_the_cpu_are_no_state_on_another_devi
     assert "BXP105" in judge([facts]).clean
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_fused_optimizer_is_distinguished_from_a_loop(fused):
+    model = layers(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=fused)
+    facts = observe_training(model, optimizer)
+    assert {tensor.fused for tensor in facts.stepped} == {fused}
+    assert ("BXP106" in judge([facts]).clean) == fused
+
+
 def test_tensors_of_a_head_that_was_replaced_are_strangers():
     """The optimizer holds them, and nothing gives them a gradient."""
     model = layers()

@@ -123,6 +123,7 @@ def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
         eps=float_or_none(tensor.options.get("eps")),
         weight_decay=float_or_none(tensor.options.get("weight_decay")),
         decoupled_decay=_bool_or_none(tensor.options.get("decoupled_weight_decay")),
+        fused=tensor.options.get("fused") is True,
         state=state,
         compensation=tensor.compensation or compensating_state(state),
         step_count=tensor.step_count,
