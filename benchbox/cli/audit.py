@@ -191,7 +191,15 @@ def _print_audit(subject: Subject, selection: "Selection", output: AuditFormat, 
 
     judgement = judge(subject.facts, selection)
     warnings = fail_on is FailOn.warning
-    write_audit(output.value, subject.title, subject.metadata, subject.facts, judgement, warnings=warnings)
+    write_audit(
+        output.value,
+        subject.title,
+        subject.metadata,
+        subject.facts,
+        judgement,
+        warnings=warnings,
+        failure=subject.failure,
+    )
     if subject.note:
         print_to_stderr(subject.note)
     if subject.failure:

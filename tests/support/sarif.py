@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "configuration": {"level": {"none", "note", "warning", "error"}},
     "text": {"text!": str},
     "automation": {"id": str},
-    "invocation": {"executionSuccessful!": bool, "toolExecutionNotifications": ["notification"]},
+    "invocation": {"executionSuccessful!": bool, "exitCode": int, "toolExecutionNotifications": ["notification"]},
     "notification": {
         "message!": "text",
         "level": {"none", "note", "warning", "error"},

@@ -125,8 +125,8 @@ def _changed_on_load(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             for is_lossless, texts in changes.items():
                 if texts:
                     ranks_by_change.setdefault((load.optimizer, is_lossless, tuple(texts)), []).append(rank_facts.rank)
-    for (optimizer, is_lossless, texts), ranks in ranks_by_change.items():
-        evidence = {"state": list(texts), "ranks": sorted(set(ranks))}
+    for (optimizer, is_lossless, state), ranks in ranks_by_change.items():
+        evidence = {"state": list(state), "ranks": sorted(set(ranks))}
         if is_lossless:
             title = "loading widened the dtype of optimizer state: nothing of it is lost"
             repair = "nothing, if the state is meant to be stored so from now on"

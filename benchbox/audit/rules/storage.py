@@ -324,8 +324,8 @@ RULES = (
         severity="warning",
         rationale=(
             "decay multiplies a weight by 1 - lr x weight_decay: closer to 1 than 2^-9 the product is rounded back to the "
-            "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do; a fused "
-            "kernel rounds the sum of decay and update, so that both arrive or neither"
+            "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do; a "
+            "fused kernel rounds the sum of decay and update, so that both arrive or neither"
         ),
         measurement="learning rate and decoupled weight decay of 16-bit tensors that are stepped, by no fused kernel",
         repair=MASTERS,

@@ -62,7 +62,7 @@ def has_decoupled_decay(optimizer: Any, group: Mapping[str, Any]) -> bool:
 
 
 def is_fused(optimizer: Any, group: Mapping[str, Any]) -> bool:
-    """Return whether one kernel computes the whole update, in float32, and rounds once: torch's fused ones, DeepSpeed's, apex's."""
+    """Return whether one kernel computes the whole update in float32, and rounds once: of torch, DeepSpeed or apex."""
     return bool(group.get("fused")) or has_class_named(optimizer, "FusedAdam", "DeepSpeedCPUAdam")
 
 

@@ -21,6 +21,7 @@ def write_audit(
     judgement: Judgement,
     *,
     warnings: bool = False,
+    failure: str | None = None,
 ) -> None:
     """Print an audit on stdout.
 
@@ -31,8 +32,9 @@ def write_audit(
         facts: of every rank.
         judgement: of these facts.
         warnings: whether warnings fail the audit, as test cases of `junit`.
+        failure: how the subject itself failed, if it did.
     """
-    audit = Audit(title=title, subject=subject, facts=facts, judgement=judgement)
+    audit = Audit(title=title, subject=subject, facts=facts, judgement=judgement, failure=failure)
     if output_format == "text":
         from rich.console import Console
 

@@ -20,7 +20,7 @@ def json_report(audit: Audit) -> str:
 
     Beside `subject`, `findings` and `census` it has the rules that were `clean`, those `not_judged` with their reasons,
     suppressions and their effect (`suppressed`), findings of the baseline (`known`), the effect of the steps on the weights
-    (`numbers`), and failures of the observer itself (`problems`).
+    (`numbers`), how the subject itself failed (`failure`), and failures of the observer (`problems`).
     """
     judgement = audit.judgement
     return to_json(
@@ -34,6 +34,7 @@ def json_report(audit: Audit) -> str:
             "suppressed": [asdict(suppressed) for suppressed in judgement.suppressed],
             "known": [finding.to_dict() for finding in sort_by_severity(judgement.baseline_findings)],
             "numbers": summarize_numbers(audit.facts),
+            "failure": audit.failure,
             "problems": [{"rank": rank, "problem": problem} for rank, problem in audit.problems],
         }
     )

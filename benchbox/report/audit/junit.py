@@ -20,6 +20,7 @@ def junit_report(audit: Audit, *, warnings: bool = False) -> str:
 
     A rule with an error or an unknown result is a failed test case, with `warnings` also one with a warning; one that could not
     be judged is a skipped test case. Notes, findings of the baseline and suppressions are the output of a case that passes.
+    A subject that failed itself is one more test case, with an error.
     """
     judgement = audit.judgement
     findings = sort_by_severity(judgement.findings)
@@ -48,8 +49,14 @@ def junit_report(audit: Audit, *, warnings: bool = False) -> str:
         ]
         if output:
             ET.SubElement(case, "system-out").text = "\n".join(output)
+    if audit.failure is not None:
+        case = ET.SubElement(suite, "testcase", classname="benchbox.audit", name="the subject ran", time="0")
+        ET.SubElement(case, "error", type="failure", message=escape_unprintable(audit.failure))
     cases = len(suite)
     if audit.problems:
         lines = [f"the observer failed on rank {rank}: {escape_unprintable(problem)}" for rank, problem in audit.problems]
         ET.SubElement(suite, "system-err").text = "\n".join(lines)
-    return junit_document(suite, {"tests": cases, "failures": failures, "skipped": len(judgement.not_judged)})
+    skipped = len(judgement.not_judged)
+    return junit_document(
+        suite, {"tests": cases, "failures": failures, "errors": int(audit.failure is not None), "skipped": skipped}
+    )

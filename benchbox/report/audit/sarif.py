@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules import rules
+from benchbox.errors import EXIT_CELL_FAILED
 from benchbox.report.audit.view import (
     format_finding,
     format_suppression,
@@ -48,10 +49,19 @@ def sarif_report(audit: Audit) -> str:
         descriptors,
         results,
         automationDetails={"id": f"audit-precision/{audit.subject.get('kind', 'subject')}/"},
-        invocations=[{"executionSuccessful": not audit.problems, "toolExecutionNotifications": _notifications(audit)}],
+        invocations=[_invocation(audit)],
         properties={"subject": {**audit.subject, "title": audit.title}, "clean": list(judgement.clean)},
     )
     return to_json(log)
+
+
+def _invocation(audit: Audit) -> dict[str, Any]:
+    """Return how the audit ran: not successfully if its subject or an observer failed."""
+    exit_code = {} if audit.failure is None else {"exitCode": EXIT_CELL_FAILED}
+    return {
+        "executionSuccessful": not audit.problems and audit.failure is None,
+        "toolExecutionNotifications": _notifications(audit),
+    } | exit_code
 
 
 def _rule_descriptor(rule: Rule) -> dict[str, Any]:
@@ -166,4 +176,6 @@ def _notifications(audit: Audit) -> list[dict[str, Any]]:
         f"suppressed: {format_suppression(suppressed)}" for suppressed in audit.judgement.suppressed if not suppressed.matched
     ]
     warnings += [f"the observer failed on rank {rank}: {escape_unprintable(problem)}" for rank, problem in audit.problems]
+    if audit.failure is not None:
+        notifications.append({"level": "error", "message": {"text": escape_unprintable(audit.failure)}})
     return [*notifications, *({"level": "warning", "message": {"text": warning}} for warning in warnings)]

@@ -28,12 +28,16 @@ _LOCATION_LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A subject, the facts of all its ranks, and the judgement; `title` is for people, `subject` for programs."""
+    """A subject, the facts of all its ranks, and the judgement; `title` is for people, `subject` for programs.
+
+    `failure` is how the subject itself failed, if it did: then the audit fails, whatever it found.
+    """
 
     title: str
     subject: Mapping[str, Any]
     facts: Sequence[RankFacts]
     judgement: Judgement
+    failure: str | None = None
 
     @property
     def chain(self) -> str:

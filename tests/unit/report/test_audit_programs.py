@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -11,6 +12,7 @@ import pytest
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
 from benchbox.audit.selection import Selection, load_baseline
+from benchbox.errors import EXIT_CELL_FAILED
 from benchbox.observer.facts import SourceLocation
 from benchbox.report.audit import write_audit
 from benchbox.report.audit.as_json import json_report
@@ -147,6 +149,27 @@ def test_sarif_points_at_the_line_of_the_cast_and_relates_the_others_with_their_
 )
 def test_results_have_the_uri_of_the_file_if_there_is_one(subject, uri):
     assert uris(sarif(pure(), **subject)) == ({uri} if uri else set())
+
+
+def test_a_command_that_failed_fails_for_programs_although_no_rule_fires():
+    failed = replace(audit(ranks()), failure="the command failed: exit code 7")
+    log = parse_strict(sarif_report(failed))
+    check_shape(log, "log")
+    (invocation,) = log["runs"][0]["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, EXIT_CELL_FAILED)
+    assert {"level": "error", "message": {"text": failed.failure}} in invocation["toolExecutionNotifications"]
+    (suite,) = ET.fromstring(junit_report(failed))
+    assert (suite.attrib["failures"], suite.attrib["errors"]) == ("0", "1")
+    assert case(suite, "the subject ran").find("error").attrib["message"] == failed.failure
+    assert int(suite.attrib["tests"]) == len(suite.findall("testcase")) == 1 + int(junit(ranks()).attrib["tests"])
+    assert parse_strict(json_report(failed))["failure"] == failed.failure
+
+
+def test_a_subject_that_ran_has_no_failure_for_programs():
+    (invocation,) = sarif(ranks())["invocations"]
+    assert invocation["executionSuccessful"]
+    assert "exitCode" not in invocation
+    assert junit(ranks()).attrib["errors"] == "0"
 
 
 def test_an_unknown_optimizer_is_an_error_for_programs_too():
