@@ -218,6 +218,31 @@ def test_checkpoints_of_accelerate_are_read(tmp_path, safetensors):
     assert fired(facts) == set()
 
 
+@pytest.mark.parametrize("name", ["adapter_model", "diffusion_pytorch_model"])
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_weights_of_peft_and_diffusers_are_read_with_the_optimizer_beside_them(tmp_path, name, suffix):
+    model, optimizer = train(torch.bfloat16)
+    if suffix == "bin":
+        torch.save(model.state_dict(), tmp_path / f"{name}.bin")
+    else:
+        save_file(model.state_dict(), tmp_path / f"{name}.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    facts = read_one(tmp_path)
+    assert {tensor.dtype for tensor in facts.stepped} == {"bfloat16"}
+    assert {"BXP101"} <= fired(facts)
+
+
+def test_shards_of_diffusers_are_one_model_if_all_are_there(tmp_path):
+    names = [f"diffusion_pytorch_model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    index = {"weight_map": {f"part{part}.weight": name for part, name in enumerate(names)}}
+    (tmp_path / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    for part, name in enumerate(names):
+        with pytest.raises(DataError):
+            read_checkpoint(tmp_path)
+        save_file({f"part{part}.weight": torch.ones(2, 2)}, tmp_path / name)
+    assert {parameter.name for parameter in read_one(tmp_path).parameters} == {"part0.weight", "part1.weight"}
+
+
 def test_a_model_in_several_files_is_one_model(tmp_path):
     model, optimizer = train()
     parts = list(model.state_dict().items())

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 
     from benchbox.audit.subjects.checkpoint.stored import StoredArray
 
-_MODELS = ("model*.safetensors", "pytorch_model*.bin")
+# Of transformers and accelerate, of peft, and of diffusers.
+_MODELS = tuple(
+    pattern
+    for model, weights in (("model", "pytorch_model"), ("adapter_model", "adapter_model"), 2 * ("diffusion_pytorch_model",))
+    for pattern in (f"{model}*.safetensors", f"{weights}*.bin")
+)
 _OPTIMIZERS = ("optimizer*.bin", "optimizer*.pt")
 _RANK = re.compile(r"_rank(\d+)$")
 METADATA = ".metadata"
