@@ -186,7 +186,7 @@ class StepFacts:
     """Facts of one optimizer step. Rates are the distinct learning rates in force when the tensors were stepped."""
 
     step: int  # number among the observed steps, from 1
-    micro_batches: int | None = None  # forward passes of the outermost module that recorded gradients
+    micro_batches: int | None = None  # forward passes of the outermost module, each with a backward pass of its own
     ends_epoch: bool = False  # accelerate's data ended, which cuts the accumulation short
     # By optimizer class; several optimizers of one class are numbered if their rates differ.
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)

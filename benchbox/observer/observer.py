@@ -88,6 +88,7 @@ class StepObserver:
         state = ObserverState(source, contract, optimizer, TrainingObjects(schedules=list(schedules or ())))
         if operations is not None:
             state.operations = operations
+        state.guard.report = self.fail
         self._recorder = StepRecorder(state, steps, model, optimizer, schedules)
         self._segmenter = StepSegmenter(self)
         self._on_call, self._on_done = on_call, on_done
@@ -170,6 +171,7 @@ class StepObserver:
     def begin_step(self, step: int) -> None:
         """Record the beginning of a step. The step after the last one removes the observer."""
         self._state.operations.leave()
+        self._state.operations.raise_failure()
         if step <= self._recorder.last_step:
             self._recorder.begin_step(step)
         else:

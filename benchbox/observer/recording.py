@@ -179,6 +179,7 @@ class StepRecorder:
 
     def finish(self) -> None:
         """Compare live tensors with their masters after the last step, which no later step does."""
+        self.state.operations.raise_failure()
         self._record_unstepped()
         if self.state.steps:
             self.compare_live()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .hooks.calls import PatchedCalls
 from .hooks.forward import ForwardHooks
+from .hooks.guard import FailureGuard
 from .hooks.locations import LocationRecorder
 from .hooks.operations import OperationRecorder
 from .introspect.averages import AverageWatch
@@ -207,11 +208,12 @@ class ObserverState:
     contract: Contract | None = None
     outermost_optimizer: Any = None
     objects: TrainingObjects = field(default_factory=TrainingObjects)
-    calls: PatchedCalls = field(default_factory=PatchedCalls)
+    guard: FailureGuard = field(default_factory=FailureGuard)
+    calls: PatchedCalls = field(init=False)
     locations: LocationRecorder = field(default_factory=LocationRecorder)
     libraries: tuple[str, ...] = ()
     census: TensorCensus = field(default_factory=TensorCensus)
-    forward_hooks: ForwardHooks = field(default_factory=ForwardHooks)
+    forward_hooks: ForwardHooks = field(init=False)
     operations: OperationRecorder = field(default_factory=OperationRecorder)
     steps: list[StepObservation] = field(default_factory=list)
     skipped: int = 0  # steps that the trainer took without an optimizer
@@ -222,6 +224,10 @@ class ObserverState:
     unstepped: UnsteppedParameters = field(default_factory=UnsteppedParameters)
     live_names: dict[int, str] = field(default_factory=dict)  # names of the models' parameters by id
     live_storages: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.forward_hooks = ForwardHooks(self.guard)
+        self.calls = PatchedCalls(self.guard, self.forward_hooks.note_backward)
 
     def optimized_ids(self) -> set[int]:
         """Return the ids of all tensors that optimizers step or hold, and of the parameters these stand for."""

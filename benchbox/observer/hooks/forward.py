@@ -16,17 +16,25 @@ from .tracing import TraceWatch, note_traced_forward
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .guard import FailureGuard
+
 _DEVICES = ("cuda", "cpu")
 
 
 class ForwardHooks:
-    """Counts calls of modules that record gradients, while installed. `roots` are the ids of outermost modules, once known."""
+    """Counts calls of modules that record gradients, while installed. `roots` are the ids of outermost modules, once known.
 
-    def __init__(self) -> None:
+    Several calls of a module before one backward pass, as of a network that compares two inputs, are one micro-batch.
+    """
+
+    def __init__(self, guard: FailureGuard) -> None:
+        self._guard = guard
+        self._backward_passes = 0
         self.roots: set[int] = set()
         self.autocast: Autocast | None = None
         self.accumulated_in: set[str] = set()
-        self._calls: dict[int, list[Any]] = {}  # by module id: the module, and how often it was called
+        # By module id: the module, its micro-batches, and the backward passes before the latest of them
+        self._calls: dict[int, list[Any]] = {}
         self._handle: Any = None
         self._is_counting = False
         self._before_next_call: Callable[[], None] | None = None
@@ -38,6 +46,10 @@ class ForwardHooks:
             self._is_counting = True
             self._calls.clear()
         self._register()
+
+    def note_backward(self) -> None:
+        """Note the end of a backward pass: a call after it belongs to another micro-batch."""
+        self._backward_passes += 1
 
     def before_next_call(self, action: Callable[[], None]) -> None:
         """Run an action once, before the next call of a module that records gradients."""
@@ -67,9 +79,9 @@ class ForwardHooks:
             return None, []
         self._is_counting = False
         self._unregister()
-        modules = [module for module, _ in self._calls.values()]
+        modules = [module for module, _, _ in self._calls.values()]
         children = {id(child) for module in modules for child in module.children()}
-        counts = [count for module, count in self._calls.values() if id(module) not in children]
+        counts = [count for module, count, _ in self._calls.values() if id(module) not in children]
         self._calls.clear()
         return (max(counts) if counts else 0), modules
 
@@ -77,6 +89,10 @@ class ForwardHooks:
         if torch.compiler.is_compiling():
             note_traced_forward()
             return
+        with self._guard:
+            self._record(module)
+
+    def _record(self, module: nn.Module) -> None:
         if not torch.is_grad_enabled() or in_backward():
             return
         if self._before_next_call is not None:
@@ -85,10 +101,11 @@ class ForwardHooks:
         if not self._is_counting:
             self._unregister()
             return
-        entry = self._calls.setdefault(id(module), [module, 0])
-        entry[1] += 1
-        if entry[1] > 1 and id(module) in self.roots:
-            self.accumulated_in.update(dtype_name(gradient) for gradient in _accumulated_gradients(module))
+        entry = self._calls.setdefault(id(module), [module, 0, -1])
+        if entry[2] != self._backward_passes:
+            entry[1:] = [entry[1] + 1, self._backward_passes]
+            if entry[1] > 1 and id(module) in self.roots:
+                self.accumulated_in.update(dtype_name(gradient) for gradient in _accumulated_gradients(module))
         if self.autocast is None or not self.autocast.active:
             self.autocast = _current_autocast()
 

@@ -32,6 +32,7 @@ class OperationRecorder:
         self.collectives, self.matmuls = collectives or CollectiveCounter(), matmuls or MatmulDtypes()
         self.missing: str | None = None if self.by_caller else _NOT_RECORDED
         self._mode: OperationDispatchMode | None = None
+        self._failure: Exception | None = None
         self._steps_in_backward = False
 
     def note_call(self) -> None:
@@ -49,8 +50,21 @@ class OperationRecorder:
         if (conflict := _conflict()) is not None:
             self.missing = conflict
             return
-        self._mode = OperationDispatchMode(self.collectives, self.matmuls)
+        self._mode = OperationDispatchMode(*(_Guarded(self, listener) for listener in (self.collectives, self.matmuls)))
         self._mode.__enter__()
+
+    def note_failure(self, error: Exception) -> None:
+        """Note an exception of the recording, inside an operation of the training. From then on nothing is recorded."""
+        self._failure = self._failure or error
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise the exception that was noted, outside of the training's operations, where the mode can be left."""
+        if self._failure is not None:
+            raise self._failure
 
     def leave(self) -> None:
         """Stop recording. If the program is inside a dispatch mode that it entered later, stop at the next call instead."""
@@ -63,6 +77,28 @@ class OperationRecorder:
         self._mode = None
         if self.missing == _NOT_RECORDED:
             self.missing = None
+
+
+class _Guarded:
+    """Listener that receives operations until one of them makes it fail."""
+
+    def __init__(self, recorder: OperationRecorder, listener: CollectiveCounter | MatmulDtypes) -> None:
+        self._recorder, self._listener = recorder, listener
+
+    def is_relevant(self, operation: Any) -> bool:
+        try:
+            return self._listener.is_relevant(operation)
+        except Exception as error:  # noqa: BLE001 (no error of the observer may reach the training)
+            self._recorder.note_failure(error)
+            return False
+
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if self._recorder.has_failed:
+            return
+        try:
+            self._listener.on_operation(operation, args, kwargs, result)
+        except Exception as error:  # noqa: BLE001 (no error of the observer may reach the training)
+            self._recorder.note_failure(error)
 
 
 def _conflict() -> str | None:

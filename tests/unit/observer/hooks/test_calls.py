@@ -100,3 +100,73 @@ def test_clipping_by_the_largest_element_is_not_compared_with_the_norm_of_the_gr
     facts = observer.facts()
     assert facts.missing["clip"] == "no clipping was seen"
     assert "BXP304" not in {finding.code for finding in judge([facts]).findings}
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids=["one backward pass", "one for each"])
+def test_forward_passes_are_micro_batches_only_with_a_backward_pass_of_their_own(passes):
+    """A network that compares two inputs runs forward twice; gradients of the step before are no accumulated ones."""
+    model = layers(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = [torch.ones(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.bfloat16)]
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(4):
+            if passes == 1:
+                first, second = (model(part) for part in inputs)
+                optimizer.zero_grad()
+                (first - second).square().sum().backward()
+            else:
+                optimizer.zero_grad()
+                for part in inputs:
+                    model(part).sum().backward()
+            optimizer.step()
+    facts = observer.facts()
+    assert [step.micro_batches for step in facts.steps if step.micro_batches is not None] == [passes] * 3
+    assert ("BXP301" in {finding.code for finding in judge([facts]).findings}) == (passes == 2)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.utils, "get_total_norm"), reason="since torch 2.6")
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_clipping_by_a_norm_that_was_computed_before_is_seen_if_it_is_that_of_squares(norm_type):
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(3):
+            model(torch.ones(2, 8)).sum().backward()
+            norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()], norm_type)
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, norm)
+            optimizer.step()
+            optimizer.zero_grad()
+    facts = observer.facts()
+    if norm_type == 2.0:
+        assert {step.max_norm for step in facts.steps} == {0.01}
+        assert all(step.reported_norm > 0.1 > step.stepped_norm for step in facts.steps)
+        assert "BXP304" in judge([facts]).clean
+    else:
+        assert facts.missing["clip"] == "no clipping was seen"
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_gradients_that_fsdps_scaler_unscales_after_their_clipping_are_found():
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    original = ShardedGradScaler.unscale_
+    scaler = ShardedGradScaler("cpu", init_scale=1024.0)
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(3):
+            scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            scaler.unscale_(optimizer)
+            optimizer.step()
+            scaler.update()
+            optimizer.zero_grad()
+    assert {step.clip_scale for step in observer.facts().steps} >= {1024.0}
+    assert ShardedGradScaler.unscale_ is original
