@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from benchbox.data.samples.training_texts import check_targets, describe_long_prompts
+from benchbox.data.samples.training_texts import check_targets, describe_unseen_data
 from benchbox.errors import UnsupportedError
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import freeze, plan_groups, rate_factor
@@ -114,4 +114,4 @@ def _read_datasets(cell: Cell, policy: Policy) -> tuple[tuple[DatasetRecord, ...
     with closing(open_cell_data(single, policy, rank=0, on_host=True)) as stream:
         check_targets(stream.samples, stream.spec)
         next(stream)
-        return tuple(stream.data_use.record()["datasets"]), tuple(describe_long_prompts(stream.samples))
+        return tuple(stream.data_use.record()["datasets"]), tuple(describe_unseen_data(stream.samples))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.data.samples.digest import digest_datasets
-from benchbox.data.samples.training_texts import check_targets, describe_long_prompts
+from benchbox.data.samples.training_texts import check_targets, describe_unseen_data
 from benchbox.errors import DataError
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument
@@ -61,7 +61,7 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
     with ExitStack() as contexts:
         stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
         check_targets(stream.samples, stream.spec)
-        for warning in describe_long_prompts(stream.samples) if rank == 0 else ():
+        for warning in describe_unseen_data(stream.samples) if rank == 0 else ():
             events.write("warning", message=warning)
         manager = CheckpointManager(
             folder / "checkpoints",

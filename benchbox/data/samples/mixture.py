@@ -10,9 +10,10 @@ import numpy as np
 
 from benchbox.data.order.frames import SampleKey
 from benchbox.data.order.groups import SampleGroup
+from benchbox.data.order.spacing import evenly_distributed
 from benchbox.data.samples.provenance import Provenance
 from benchbox.data.samples.selection import FrameSelection, check_not_empty, count_frames, select_frames, used_episodes
-from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership, evenly_distributed
+from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership
 from benchbox.data.text.fast import FastTokenizer
 
 if TYPE_CHECKING:
@@ -122,12 +123,32 @@ class MixtureSamples:
         """Decoders of the datasets' videos, None if they have none."""
         return ", ".join(dict.fromkeys(part.decoder for part in self._parts if part.decoder)) or None
 
+    def describe_blind_datasets(self) -> list[str]:
+        """Return a line for each dataset that has cameras of which none is in a slot: all its images are black."""
+        lines = []
+        for member in self.members:
+            own = [slot_name(camera, member.settings) for camera in member.dataset.cameras]
+            if own and self.cameras and set(own).isdisjoint(self.cameras):
+                lines.append(
+                    f"{member.settings.path}: all images of this dataset are black: the policy's cameras are "
+                    f"{', '.join(self.cameras)}, and its own {', '.join(own)}; rename them, or raise cams"
+                )
+        return lines
+
     def describe_long_prompts(self) -> list[str]:
         """Return a line for each dataset with prompts that may not fit whole."""
         lines = [
             (member.settings.path, part.describe_long_prompts()) for member, part in zip(self.members, self._parts, strict=True)
         ]
         return [f"{path}: {line}" for path, line in lines if line is not None]
+
+    def describe_long_targets(self) -> list[str]:
+        """Return lines on each dataset's other texts that do not fit whole: those to learn, and metadata."""
+        return [
+            f"{member.settings.path}: {line}"
+            for member, part in zip(self.members, self._parts, strict=True)
+            for line in part.describe_long_targets()
+        ]
 
     def groups(self) -> list[SampleGroup]:
         """Frames that are trained on: one group per dataset if they have weights, otherwise one."""

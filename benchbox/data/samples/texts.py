@@ -9,6 +9,7 @@ import numpy as np
 
 from benchbox.data.dataset.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.format.metadata import STATE
+from benchbox.data.order.spacing import evenly_distributed
 from benchbox.data.text.prompt import (
     ByteTokenizer,
     CachedEncoder,
@@ -20,19 +21,24 @@ from benchbox.data.text.prompt import (
     pad_tokens,
     prompt_without_task,
     whole_prompt,
+    whole_target,
 )
 from benchbox.data.text.tokenizer import open_tokenizer
+from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from benchbox.data.text.prompt import Tokenizer
     from benchbox.registry.contracts import BatchSpec
 
 METADATA = "metadata."  # prefix of text features that describe the episode
 MEMORY = "memory"
 _SHOWN_LETTERS = 60  # of a task, in messages
 _MORE_TOKENS = "choose a policy or size with more prompt_tokens"
+# Frames in which texts are looked at before a training: a large dataset has them in thousands of files.
+_LOOKED_AT_EPISODES, _LOOKED_AT_FRAMES = 64, 16  # of the dataset, and of each of these
 
 
 class FrameTexts:
@@ -52,7 +58,8 @@ class FrameTexts:
         self.cues = encode_cues(spec, self._tokenizer)
         self._encode_prompt = CachedEncoder(partial(encode_prompt, self._tokenizer, spec))
         self._encode_target = CachedEncoder(partial(encode_target, self._tokenizer))
-        self._metadata_fields = [name for name in dataset.texts if name.startswith(METADATA)][: spec.metadata[0]]
+        fields = [name for name in dataset.texts if name.startswith(METADATA)]
+        self._metadata_fields, self._unread_fields = fields[: spec.metadata[0]], fields[spec.metadata[0] :]
 
     def encode(self, start: int, bins: Sequence[tuple[int, ...] | None]) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
         """Return the tokens and mask of every text in the spec, for the frames from `start` on.
@@ -115,6 +122,58 @@ class FrameTexts:
             )
         return f"{line}; {self._tokenizer_hint}{_MORE_TOKENS}, or shorten the tasks"
 
+    def describe_long_targets(self) -> list[str]:
+        """Return lines on texts to learn and on metadata that do not fit whole, with the remedy; none if all do.
+
+        They are texts of frames that are evenly distributed over the dataset.
+        """
+        spec, tokenizer = self._spec, self._tokenizer
+        lines: list[str] = []
+        targets = ((RESPONSE, spec.response_tokens, spec.response_template), (MEMORY, spec.memory_tokens))
+        for name, length, *template in targets:
+            if length and self._dataset.has_text(name):
+                tokens = partial(_count_target, tokenizer, template)
+                limit = f"{name}_tokens is {length}"
+                lines += self._describe_cut_texts(name, tokens, length, limit, cut="cut, with what ends them")
+        if not all(spec.metadata):
+            return lines
+        if self._unread_fields:
+            lines.append(
+                f"the policy reads {spec.metadata[0]} fields of metadata, and {', '.join(self._unread_fields)} "
+                f"{'is' if len(self._unread_fields) == 1 else 'are'} left out; choose a policy or size that reads more"
+            )
+        for name in self._metadata_fields:
+            tokens = partial(_count_metadata, tokenizer, name)
+            limit = f"a field of metadata has {spec.metadata[1]} tokens"
+            lines += self._describe_cut_texts(name, tokens, spec.metadata[1], limit, cut="cut")
+        return lines
+
+    def _describe_cut_texts(
+        self, name: str, tokens: Callable[[str], int], length: int, limit: str, *, cut: str
+    ) -> Iterator[str]:
+        """Yield a line if texts of a feature have more tokens than `length`."""
+        counts = {text: tokens(text) for text in self._look_at_texts(name)}
+        too_long = [text for text, count in counts.items() if count > length]
+        if too_long:
+            longest = max(too_long, key=counts.__getitem__)
+            yield (
+                f"{limit}, and the ends of {len(too_long)} of {len(counts)} texts {name} are {cut}: the longest, "
+                f"{_shorten(longest)}, takes {counts[longest]} tokens; {self._tokenizer_hint}choose a policy or size with more "
+                "tokens for it, or shorten the texts"
+            )
+
+    def _look_at_texts(self, name: str) -> list[str]:
+        """Return different texts of a feature, in frames that are evenly distributed. Frames that cannot be read have none."""
+        texts: dict[str, None] = {}
+        for number in evenly_distributed(len(self._dataset.episodes), _LOOKED_AT_EPISODES):
+            episode = self._dataset.episodes[number]
+            try:
+                for frame in evenly_distributed(episode.length, _LOOKED_AT_FRAMES):
+                    texts[self._dataset.text(name, episode.from_index + frame)] = None
+            except DataError:  # which is reported where the frame is drawn: it may be in no sample
+                continue
+        return [text for text in texts if text]
+
     @property
     def _tokenizer_hint(self) -> str:
         """Remedy for long prompts where every byte is a token, an empty text elsewhere."""
@@ -149,9 +208,21 @@ class FrameTexts:
         mask = np.zeros((rows, length), dtype=bool)
         for row, name in enumerate(self._metadata_fields):
             if text := self._dataset.text(name, frame):
-                ids = self._tokenizer.encode(f"{name.removeprefix(METADATA)}: {text}, ")
+                ids = _encode_field(self._tokenizer, name, text)
                 tokens[row], mask[row] = pad_tokens(ids, length, self._tokenizer.pad)
         return tokens, mask
+
+
+def _encode_field(tokenizer: Tokenizer, name: str, text: str) -> list[int]:
+    return tokenizer.encode(f"{name.removeprefix(METADATA)}: {text}, ")
+
+
+def _count_target(tokenizer: Tokenizer, template: Sequence[str], text: str) -> int:
+    return len(whole_target(tokenizer, text, *template))
+
+
+def _count_metadata(tokenizer: Tokenizer, name: str, text: str) -> int:
+    return len(_encode_field(tokenizer, name, text))
 
 
 def _describe_inputs(spec: BatchSpec, state: list[int] | None, memory: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks, before a training begins, of the texts that its policy learns and of the tasks that it reads."""
+"""Checks, before a training begins, of the texts that its policy learns and of what it does not see of its data."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def check_targets(samples: object, spec: BatchSpec | None) -> None:
     names = " and ".join(spec.sole_targets)
     message = f"the policy learns only the texts {names}, and {paths} has none of them: every loss would be 0"
     raise ConfigurationError(Problem("data", message, "add such a text feature to the dataset, or choose another policy"))
+
+
+def describe_unseen_data(samples: object) -> list[str]:
+    """Return lines on what the policy does not get of its datasets, each with the remedy: images, ends of texts, metadata."""
+    if not isinstance(samples, MixtureSamples):
+        return []
+    lines = (*samples.describe_blind_datasets(), *describe_long_prompts(samples), *samples.describe_long_targets())
+    return list(dict.fromkeys(lines))
 
 
 def describe_long_prompts(samples: object) -> list[str]:

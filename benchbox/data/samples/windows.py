@@ -11,6 +11,7 @@ import torch
 from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
 from benchbox.data.order.randomness import draw_random_fields
+from benchbox.data.order.spacing import evenly_distributed
 from benchbox.data.samples.texts import FrameTexts
 from benchbox.data.samples.window_images import WindowImages
 from benchbox.data.text.fast import FastTokenizer
@@ -167,6 +168,10 @@ class DatasetSamples:
         """See `FrameTexts.describe_long_prompts`."""
         return self._texts.describe_long_prompts()
 
+    def describe_long_targets(self) -> list[str]:
+        """See `FrameTexts.describe_long_targets`."""
+        return self._texts.describe_long_targets()
+
     def chunk(self, index: int) -> np.ndarray:
         """Return the actions (N, D) of frame `index` as a FAST tokenizer reads them: [min, max] is [-1, 1]."""
         actions, _ = self._actions(self.dataset.episode_of(index), np.array([index]))
@@ -213,11 +218,6 @@ class DatasetSamples:
 
     def _dims(self, name: str) -> int:
         return int(np.prod(self.dataset.features[name]["shape"]))
-
-
-def evenly_distributed(length: int, number: int) -> list[int]:
-    """Return at most `number` different indices below `length`, at equal distances."""
-    return [int(i) for i in np.unique(np.linspace(0, length - 1, number, dtype=np.int64))] if length else []
 
 
 def _pad_width(values: np.ndarray, width: int) -> Tensor:

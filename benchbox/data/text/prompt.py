@@ -166,7 +166,12 @@ def encode_target(
 
     Tokens beyond `length` are cut off. An empty text is masked completely, without the words of the template.
     """
-    return pad_tokens(_encode_template(tokenizer, template, {"text": text}) if text else [], length, tokenizer.pad)
+    return pad_tokens(whole_target(tokenizer, text, template), length, tokenizer.pad)
+
+
+def whole_target(tokenizer: Tokenizer, text: str, template: str = "{text}" + EOS_MARK) -> list[int]:
+    """Return the token ids of `encode_target`, however many they are."""
+    return _encode_template(tokenizer, template, {"text": text}) if text else []
 
 
 def encode_target_end(tokenizer: Tokenizer, template: str) -> list[int]:

@@ -12,6 +12,7 @@ from benchbox.data.dataset.lerobot import open_dataset
 from benchbox.data.loading.loader import open_stream
 from benchbox.data.normalisation import Normaliser
 from benchbox.data.samples.mixture import MixtureSamples, drawn_shares, select_datasets
+from benchbox.data.samples.training_texts import describe_unseen_data
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.errors import DataError
 from benchbox.registry.contracts import Axes
@@ -99,6 +100,17 @@ def test_a_policy_with_fewer_cameras_gets_the_first_slots(roots, spec3):
     unnamed = mixture(settings(roots, rename=()), replace(spec3, cameras=2))
     assert unnamed.cameras == ("top", "wrist")
     assert not unnamed.sample(0, sum(ARM))["image_mask"].any()
+
+
+def test_a_dataset_of_which_no_camera_has_a_slot_is_named_with_the_remedy(roots, spec3):
+    (line,) = describe_unseen_data(mixture(settings(roots, rename=()), replace(spec3, cameras=2)))
+    assert line == (
+        f"{roots[1]}: all images of this dataset are black: the policy's cameras are top, wrist, and its own cam_top, side; "
+        "rename them, or raise cams"
+    )
+    assert describe_unseen_data(mixture(settings(roots), replace(spec3, cameras=2))) == [], "one camera has a slot"
+    assert describe_unseen_data(mixture(settings(roots, rename=()), replace(spec3, cameras=4))) == []
+    assert describe_unseen_data(mixture(settings(roots, rename=()), replace(spec3, cameras=0))) == []
 
 
 def test_narrow_states_and_actions_are_padded_and_masked(roots, spec3):

@@ -8,7 +8,7 @@ import pytest
 from benchbox.data import open_dataset
 from benchbox.data.samples.mixture import MixtureSamples, select_datasets
 from benchbox.data.samples.synthetic import SyntheticSamples
-from benchbox.data.samples.training_texts import check_targets, describe_long_prompts
+from benchbox.data.samples.training_texts import check_targets, describe_long_prompts, describe_unseen_data
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.errors import ConfigurationError
 from benchbox.spec.datasets import DatasetSpec
@@ -113,3 +113,39 @@ def test_a_prompt_that_a_long_state_may_leave_no_room_for_is_a_warning_before_it
         "more prompt_tokens"
     )
     DatasetSamples(open_dataset(dataset_root), replace(spec, prompt_tokens=12), 0).sample(0, 0)
+
+
+def test_texts_to_learn_that_are_cut_are_counted_with_the_longest_of_them(dataset_root, sole_spec, tmp_path):
+    responses = ["reach", "grasp", "ab"] * FRAMES
+    features = {"response": responses[:FRAMES], "memory": ["", *["five5"] * (FRAMES - 1)]}
+    annotated = annotate(dataset_root, tmp_path / "annotated", features)
+    (line,) = describe_unseen_data(mixture(sole_spec, dataset_root, annotated))
+    assert line.startswith(
+        f"{annotated}: response_tokens is 4, and the ends of 2 of 3 texts response are cut, with what ends them: the longest, "
+        "'reach', takes 6 tokens; name a tokenizer with fewer tokens per word, choose a policy or size with more tokens"
+    )
+    assert describe_unseen_data(mixture(replace(sole_spec, response_tokens=6), annotated)) == []
+    ((tokens, mask), *_) = [
+        (sample["response_tokens"], sample["response_mask"]) for sample in [mixture(sole_spec, annotated).sample(0, 0)]
+    ]
+    assert bool(mask.all()), f"{tokens} end in no <eos>"
+
+
+def test_only_a_part_of_the_episodes_of_a_large_dataset_is_looked_at(bare_spec, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.data.samples.texts._LOOKED_AT_EPISODES", 2)
+    root = write_dataset(tmp_path / "plain", lengths=(3,) * 9, tasks=("lift",) * 9)
+    long = ["too long" if 3 <= frame < 24 else "ab" for frame in range(27)]
+    spec = replace(bare_spec, response_tokens=4)
+    assert describe_unseen_data(mixture(spec, annotate(root, tmp_path / "middle", {"response": long}))) == []
+    monkeypatch.undo()
+    (line,) = describe_unseen_data(mixture(spec, tmp_path / "middle"))
+    assert "the ends of 1 of 2 texts response are cut" in line
+
+
+def test_metadata_that_are_cut_or_left_out_are_named(bare_spec, dataset_root, tmp_path):
+    texts = {f"metadata.{name}": [name] * FRAMES for name in ("speed", "quality", "mistake")}
+    annotated = annotate(dataset_root, tmp_path / "annotated", texts)
+    left_out, cut = describe_unseen_data(mixture(replace(bare_spec, metadata=(2, 16)), annotated))
+    assert left_out.startswith(f"{annotated}: the policy reads 2 fields of metadata, and metadata.mistake is left out; choose")
+    assert "a field of metadata has 16 tokens, and the ends of 1 of 1 texts metadata.quality are cut: the longest" in cut
+    assert describe_unseen_data(mixture(replace(bare_spec, metadata=(3, 20)), annotated)) == []
