@@ -14,29 +14,45 @@ from benchbox.data.format.metadata import ACTION, STATE, find_data_files, read_t
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from benchbox.data.format.metadata import DatasetMetadata, Episode
 
-MAX_CACHED_TABLES = 8
+# Of one process. Frames that are shuffled over a dataset come from any of its files, and the numbers of a million frames are
+# some 200 MB: a count of files instead would read most of the small ones again for every sample.
+MAX_CACHED_BYTES = 256 * 2**20
+_TEXT_BYTES = 64  # of a text in memory, beside its letters
 INDICES = ("index", "episode_index", "frame_index", "task_index", "subtask_index")
 
 
 @dataclass(slots=True)
 class _Table:
-    """Columns of a data file that were read, the index of its first frame, and the number of its rows."""
+    """Columns of a data file that were read and their bytes, the index of its first frame, and the number of its rows."""
 
     columns: dict[str, np.ndarray]
     first_frame: int
     length: int
+    size_bytes: int = 0
+
+    def add(self, columns: Mapping[str, np.ndarray]) -> int:
+        """Add columns, and return their bytes."""
+        added = sum(map(_size_bytes, columns.values()))
+        self.columns |= columns
+        self.size_bytes += added
+        return added
 
 
 class TableCache:
-    """Columns of the most recently used data files of a dataset, read on first use."""
+    """Columns of the most recently used data files of a dataset, read on first use, up to `MAX_CACHED_BYTES`.
+
+    Columns that were used of one file are read of the next one together, which opens it once.
+    """
 
     def __init__(self, metadata: DatasetMetadata) -> None:
         self._metadata = metadata
+        self._used: dict[str, None] = {}  # names of columns
+        self._size_bytes = 0
         self._tables: OrderedDict[Path, _Table] = OrderedDict()
         self._last: tuple[Path | None, _Table] = (None, _Table({}, 0, 0))
         self._relocated: dict[int, tuple[Path, int]] = {}  # by the first frame of episodes that are not where they are listed
@@ -105,8 +121,15 @@ class TableCache:
     def _column(self, path: Path, name: str) -> np.ndarray:
         columns = self._open(path).columns
         if name not in columns:
-            columns[name] = read_column(path, name, self._metadata.features[name])
+            self._used[name] = None
+            self._read(path, [used for used in self._used if used not in columns])
         return columns[name]
+
+    def _read(self, path: Path, names: Sequence[str]) -> None:
+        """Read columns of a file that is open, and forget others for them: those of the files that were used longest ago."""
+        self._size_bytes += self._tables[path].add(read_columns(path, {name: self._metadata.features[name] for name in names}))
+        while self._size_bytes > MAX_CACHED_BYTES and len(self._tables) > 1:
+            self._size_bytes -= self._tables.popitem(last=False)[1].size_bytes
 
     def _open(self, path: Path) -> _Table:
         if path is self._last[0]:  # comparing paths takes longer than reading a row
@@ -117,10 +140,9 @@ class TableCache:
             if len(gaps) or not len(index):
                 where = f"row {gaps[0] + 1} does not follow the one before it" if len(gaps) else "it has no rows"
                 raise DataError(f"{path}: its rows are not consecutive frames: {where}")
-            self._tables[path] = _Table({"index": index}, int(index[0, 0]), len(index))
+            self._tables[path] = _Table({}, int(index[0, 0]), len(index))
+            self._size_bytes += self._tables[path].add({"index": index})
         self._tables.move_to_end(path)
-        while len(self._tables) > MAX_CACHED_TABLES:
-            self._tables.popitem(last=False)
         self._last = path, self._tables[path]
         return self._last[1]
 
@@ -131,7 +153,20 @@ def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray
     Raises:
         DataError: the file is missing or damaged, or its values are missing or do not have the shape of the feature.
     """
-    column = read_table(path, [name]).column(name).combine_chunks()
+    return read_columns(path, {name: feature})[name]
+
+
+def read_columns(path: Path, features: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Read the columns of these features, by name, as `read_column` does.
+
+    Raises:
+        DataError: see `read_column`.
+    """
+    table = read_table(path, list(features))
+    return {name: _values(path, name, feature, table.column(name).combine_chunks()) for name, feature in features.items()}
+
+
+def _values(path: Path, name: str, feature: Mapping[str, Any], column: pa.Array) -> np.ndarray:
     is_text = feature["dtype"] == "string"
     if is_text:
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_null(column.type)):
@@ -152,6 +187,12 @@ def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray
         raise DataError(f"{path}: column {name!r} holds {column.type} with other values than {expected}, which are expected")
     rows: np.ndarray = values.reshape(len(column), int(np.prod(feature["shape"])))
     return rows.astype(np.float32) if name in (STATE, ACTION) else rows
+
+
+def _size_bytes(values: np.ndarray) -> int:
+    """Return the bytes of a column in memory, those of its texts included."""
+    texts = sum(len(text) + _TEXT_BYTES for text in values[:, 0]) if values.dtype == object else 0
+    return int(values.nbytes) + texts
 
 
 def _to_numpy(array: pa.Array) -> np.ndarray:
