@@ -10,6 +10,7 @@ import numpy as np
 
 from benchbox.data.dataset.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.format.language import DTYPE, PERSISTENT, count_styles
+from benchbox.data.format.layouts.v2 import read_episode_statistics
 from benchbox.data.format.metadata import ACTION, IMAGE_PREFIX, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.selection import select_frames
@@ -59,6 +60,8 @@ def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
         shape = " x ".join(map(str, feature["shape"]))
         names = f": {', '.join(map(str, listed))}" if isinstance(listed := feature.get("names"), list | dict) else ""
         facts[name] = f"{feature['dtype']} {shape}{names}"
+    if partial := _describe_partial_statistics(dataset):
+        facts["stored statistics"] = partial
     for name in (STATE, ACTION):
         stats = dataset.statistics.get(name, {})
         modes = [mode for mode, keys in REQUIRED_STATISTICS.items() if keys and all(key in stats for key in keys)]
@@ -74,6 +77,17 @@ def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
     except DataError as error:
         problems.append(str(error))
     return Inspection(facts, [*problems, *_find_problems(dataset)])
+
+
+def _describe_partial_statistics(dataset: LeRobotDataset) -> str | None:
+    """Return what a file of statistics by episode lacks, None if it lacks none of state and action."""
+    stored = read_episode_statistics(dataset.root)
+    counts = {name: sum(name in stored.get(episode.index, {}) for episode in dataset.episodes) for name in (STATE, ACTION)}
+    partial = [name for name, count in counts.items() if 0 < count < len(dataset.episodes)]
+    if not partial:
+        return None
+    parts = ", ".join(f"{name} of {counts[name]} of {len(dataset.episodes)} episodes" for name in partial)
+    return f"meta/episodes_stats.jsonl has only those of {parts}, which are not used"
 
 
 def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:

@@ -6,6 +6,7 @@ The two differ in where statistics are: v2.0 has those of the dataset in `meta/s
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
 
 
 def _read_statistics(root: Path, version: str, lengths: Mapping[int, int]) -> Statistics:
-    """Return the stored statistics of the dataset, none if their file is missing.
+    """Return the stored statistics of the dataset, none if their file is missing or lacks those of an episode.
 
     Those of an episode that have no count are of all its frames, whose numbers are `lengths`.
     """
@@ -90,8 +91,9 @@ def _read_statistics(root: Path, version: str, lengths: Mapping[int, int]) -> St
         for index, stats in read_episode_statistics(root).items()
         if index in lengths
     ]
-    names = dict.fromkeys(name for stats in episodes for name in stats)
-    return {name: _combine(name, [stats[name] for stats in episodes if name in stats], root) for name in names}
+    counts = Counter(name for stats in episodes for name in stats)
+    complete = [name for name, count in counts.items() if count == len(lengths)]
+    return {name: _combine(name, [stats[name] for stats in episodes], root) for name in complete}
 
 
 def _combine(name: str, parts: Sequence[dict[str, list[Any]]], root: Path) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@ from benchbox.data import open_dataset
 from benchbox.data.dataset.lerobot import open_training_dataset
 from benchbox.data.format.missing_statistics import FILE
 from benchbox.data.format.statistics import image_statistics
+from benchbox.data.inspection import inspect
 from benchbox.data.loading.loader import open_stream
 from benchbox.spec.cell import DataSpec
 from tests.support.datasets import LENGTHS, write_dataset
@@ -50,6 +51,33 @@ def test_missing_quantiles_are_those_of_all_frames_and_the_stored_statistics_sta
     stored = open_dataset(root).statistics
     assert stored["observation.state"].items() <= stats.items()
     assert stored["timestamp"] == dataset.statistics["timestamp"]
+
+
+def test_stored_statistics_of_a_part_of_the_episodes_are_computed_over_all(root):
+    """Episodes that were added by other means than LeRobot's have none; those of the others are too narrow."""
+    whole = open_training_dataset(root, cache=False)[0].statistics
+    path = root / "meta/episodes_stats.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    del rows[1]["stats"]["action"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stored = open_dataset(root)
+    assert "action" not in stored.statistics
+    assert "observation.state" in stored.statistics
+    report = inspect(stored)
+    assert report.facts["stored statistics"] == (
+        "meta/episodes_stats.jsonl has only those of action of 2 of 3 episodes, which are not used"
+    )
+    assert report.facts["statistics of action"].startswith("none; normalises by nothing; training computes")
+    assert report.problems == []
+    completed = open_training_dataset(root, cache=False)[0].statistics["action"]
+    for name, values in whole["action"].items():
+        np.testing.assert_allclose(completed[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_all_episodes_or_none_are_no_part_of_them(root):
+    assert "stored statistics" not in inspect(open_dataset(root)).facts
+    (root / "meta/episodes_stats.jsonl").unlink()
+    assert "stored statistics" not in inspect(open_dataset(root)).facts
 
 
 def test_they_are_computed_once_and_again_when_the_data_changed(root):
