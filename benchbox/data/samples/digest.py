@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class DatasetDigest(TypedDict):
     validation_frames_sha256: str
     statistics_sha256: str  # of state and action, those that normalise
     state_statistics_sha256: str
+    fast_sha256: NotRequired[str]  # of the FAST tokenizer that is trained on all datasets, of a policy that has one
 
 
 # Key of a digest -> what it counts or digests, in the order in which a difference is stated: the first explains the others.
@@ -52,6 +53,7 @@ _CONTENTS = {
     "validation_frames_sha256": "the episodes for validation",
     "statistics_sha256": "the statistics of state and action",
     "state_statistics_sha256": "the statistics of the state",
+    "fast_sha256": "the tokens of the FAST tokenizer, which is trained on the actions,",
 }
 
 
@@ -59,7 +61,11 @@ def digest_datasets(samples: object) -> list[DatasetDigest]:
     """Return the digests of the datasets of samples. Generated samples have none."""
     if not isinstance(samples, MixtureSamples):
         return []
-    return [_digest(member, own) for member, own in zip(samples.members, samples.statistics, strict=True)]
+    digests = [_digest(member, own) for member, own in zip(samples.members, samples.statistics, strict=True)]
+    if samples.fast is not None:
+        for digest in digests:
+            digest["fast_sha256"] = samples.fast.sha256
+    return digests
 
 
 def data_differences(saved: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]) -> Iterator[str]:

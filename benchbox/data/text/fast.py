@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from typing import TYPE_CHECKING, Self
@@ -59,6 +60,11 @@ class FastTokenizer:
         trainer = trainers.BpeTrainer(vocab_size=vocab - 1, min_frequency=2, initial_alphabet=letters, show_progress=False)
         tokenizer.train_from_iterator((_to_letters(chunk[None], max_level)[0] for chunk in chunks), trainer)
         return cls(tokenizer, horizon=horizon, vocab=vocab)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the vocabulary and the merges."""
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     def encode(self, chunk: np.ndarray) -> list[int]:
         """Return the token ids of a chunk (N, D); values outside [-1, 1] are clipped."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchbox.data import open_dataset
 from benchbox.data.loading.loader import open_samples
+from benchbox.data.samples import mixture
 from benchbox.data.samples.digest import DatasetDigest, data_differences, digest_datasets, digest_state_statistics
 from benchbox.registry.contracts import BatchSpec
 from benchbox.spec.cell import DataSpec
@@ -50,6 +52,20 @@ def test_a_dataset_that_is_opened_again_is_the_same(tmp_path: Path) -> None:
 def test_the_first_difference_of_a_dataset_is_stated(tmp_path: Path, options: dict[str, Any], difference: str) -> None:
     then, now = digests(write(tmp_path / "then")), digests(write(tmp_path / "now", **options))
     assert list(data_differences(then, now)) == [f"robot: {difference}"]
+
+
+def test_a_fast_tokenizer_that_learned_other_tokens_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in no checkpoint, and trained anew when a training goes on."""
+    spec = replace(SPEC, fast_tokens=16, fast_vocab=256)
+    data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(write(tmp_path / "a"))),), workers=0)
+    then, again = digest_datasets(open_samples(data, spec, 0)), digest_datasets(open_samples(data, spec, 0))
+    assert list(data_differences(then, again)) == []
+    monkeypatch.setattr(mixture, "FAST_CHUNKS", 1)
+    (line,) = data_differences(then, digest_datasets(open_samples(data, spec, 0)))
+    assert line.endswith("the tokens of the FAST tokenizer, which is trained on the actions, have changed")
+    without = [{key: value for key, value in digest.items() if key != "fast_sha256"} for digest in then]
+    assert list(data_differences(without, then)) == [], "of a checkpoint that does not state it"
+    assert digest_datasets(open_samples(data, SPEC, 0)) == without, "of a policy without such tokens"
 
 
 def test_a_keep_file_that_was_edited_is_a_difference(tmp_path: Path) -> None:
