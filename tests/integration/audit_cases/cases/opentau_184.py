@@ -10,7 +10,7 @@ import torch
 from tests.support.tiny_training import Masters, Policy, batches, loss_of
 
 RULES = ("BXP502",)
-ALSO = ("BXP501", "BXP503")  # the weights went through bfloat16 too, and the load changed a dtype
+ALSO = ("BXP501",)  # the weights went through bfloat16 too; that the load widened the moments is no fault of its own
 RANKS = 1
 
 

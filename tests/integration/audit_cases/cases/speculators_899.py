@@ -10,7 +10,6 @@ import torch
 from tests.support.tiny_training import Policy, batches, loss_of
 
 RULES = ("BXP205", "BXP502")
-ALSO = ("BXP503",)  # bfloat16 moments were loaded into float32 ones
 RANKS = 1
 
 
