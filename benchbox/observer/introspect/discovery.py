@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
 _MAX_WRAPPERS = 4
+
+Role = Literal["module", "schedule", "accelerator", "stepper"]  # stepper: whatever else has a method `step`
 
 
 @dataclass
@@ -64,22 +66,12 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
             a stepped parameter.
     """
     objects = TrainingObjects()
-    modules: list[nn.Module] = []
-    steppers: list[Any] = []
-    steps: dict[type, bool] = {}
-    for candidate in gc.get_objects():
-        kind = type(candidate)
-        if issubclass(kind, nn.Module):
-            modules.append(candidate)
-        elif issubclass(kind, LRScheduler) or kind.__module__ == _DEEPSPEED_SCHEDULES:
-            objects.schedules.append(candidate)
-        elif kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
-            objects.accelerator = candidate
-        else:
-            if kind not in steps:
-                steps[kind] = _has_step(kind)
-            if steps[kind]:
-                steppers.append(candidate)
+    found: dict[Role, list[Any]] = {"module": [], "schedule": [], "accelerator": [], "stepper": []}
+    roles = _Roles()
+    for candidate in [candidate for candidate in gc.get_objects() if roles[type(candidate)]]:  # of hundreds of thousands
+        found[cast("Role", roles[type(candidate)])].append(candidate)
+    modules, steppers, objects.schedules = found["module"], found["stepper"], found["schedule"]
+    objects.accelerator = found["accelerator"][-1] if found["accelerator"] else None
     # SequentialLR and ChainedScheduler advance their parts and report the resulting rates themselves.
     parts = {id(part) for schedule in objects.schedules for part in getattr(schedule, "_schedulers", ())}
     objects.schedules = [schedule for schedule in objects.schedules if id(schedule) not in parts]
@@ -92,6 +84,24 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
     objects.others = [(type(root).__name__, _parameters(root)) for root in roots if id(root) not in trained]
     objects.others += _tensor_lists(steppers)
     return objects
+
+
+class _Roles(dict[type, "Role | None"]):
+    """Roles of the instances of classes, each class looked at once."""
+
+    def __missing__(self, kind: type) -> Role | None:
+        self[kind] = role = _role_of(kind)
+        return role
+
+
+def _role_of(kind: type) -> Role | None:
+    if issubclass(kind, nn.Module):
+        return "module"
+    if issubclass(kind, LRScheduler) or kind.__module__ == _DEEPSPEED_SCHEDULES:
+        return "schedule"
+    if kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
+        return "accelerator"
+    return "stepper" if _has_step(kind) else None
 
 
 def _parameters(root: nn.Module) -> list[Tensor]:
