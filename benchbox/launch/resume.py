@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchbox.launch.changed_environment import changed_library, other_machine
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.registry.statuses import STATUSES
 from benchbox.store.chain import content_sha256
@@ -23,7 +24,10 @@ Launches = list[tuple["Cell", int]]
 
 @dataclass(frozen=True, slots=True)
 class PendingLaunches:
-    """The launches to run, the number of those whose record is reused, and a line per reason to measure some again."""
+    """The launches to run, the number of those whose record is reused, and lines on both.
+
+    A line says why some are measured again, or that some which are reused are of another machine.
+    """
 
     launches: Launches
     reused: int
@@ -51,6 +55,7 @@ def pending_launches(
     if fresh:
         return PendingLaunches(list(launches), 0, [])
     reasons: Counter[str] = Counter()
+    elsewhere: Counter[str] = Counter()
     pending: Launches = []
     fingerprints = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
     chained = store.chain.sha256_by_launch()
@@ -66,7 +71,13 @@ def pending_launches(
             reasons[reason] += 1
         if record is None or reason is not None:
             pending.append((cell, launch))
+        elif (difference := other_machine(record["environment"] or {})) is not None:
+            elsewhere[difference] += 1
     notes = [f"measuring {count} launch{'es' if count > 1 else ''} again: {reason}" for reason, count in reasons.items()]
+    for difference, count in elsewhere.items():
+        notes.append(
+            f"reusing {count} launch{'es' if count > 1 else ''} of another machine: {difference}; --fresh repeats them"
+        )
     return PendingLaunches(pending, len(launches) - len(pending), notes)
 
 
@@ -113,4 +124,4 @@ def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint
         return "benchbox itself has changed since" if "benchbox_sha256" in environment else "an older benchbox measured it"
     if environment.get("policy_sha256") != policy_fingerprint:
         return f"the sources of policy {record['cell']['policy']} have changed since"
-    return None
+    return changed_library(environment)

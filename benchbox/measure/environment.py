@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,6 +15,7 @@ import torch
 
 import benchbox
 from benchbox.measure.control_groups import usable_cores
+from benchbox.measure.hardware import cpu_model, driver_version, physical_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,8 +39,8 @@ def environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment:
     Args:
         variables: those that the process began with. Libraries may have set more since: torch does so when it compiles.
     """
-    cpu, devices, capability = _cpu_model(), _devices(), torch.backends.cpu.get_cpu_capability()
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    cpu, devices, capability = cpu_model(), _devices(), torch.backends.cpu.get_cpu_capability()
+    cores = physical_cores()
     return {
         "machine": machine_slug(devices, cpu, cores, capability),
         "benchbox": benchbox.__version__,
@@ -58,7 +58,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment:
         "memory_bytes": psutil.virtual_memory().total,
         "threads": torch.get_num_threads(),
         "devices": devices,
-        "driver": _driver(),
+        "driver": driver_version(),
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
         "variables": _recorded_variables(variables),
@@ -125,30 +125,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def _devices() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
-def _driver() -> str | None:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _git() -> GitState | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchbox.launch.changed_environment import installed_versions
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.launch.resume import pending_launches
 from benchbox.launch.runner import RunSummary
@@ -69,7 +70,10 @@ class InstantLaunches:
     def _record(self, cell: Cell, number: int, measure: MeasureSpec, policy_dirs: Sequence[Path]) -> Any:
         step_s = self.step_s.get(cell.backend, 0.2) * (1 + self.noise.get(cell.backend, 0.0) * (-1) ** number)
         record = steady_records(cell, step_s=step_s, launches=number)[-1]
-        sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256(cell.policy, policy_dirs)}
+        sources = {
+            "benchbox_sha256": benchbox_sha256(),
+            "policy_sha256": policy_sha256(cell.policy, policy_dirs),
+        } | installed_versions()
         return record | {
             "environment": {**record["environment"], **sources},
             "steps": measure.steps,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from benchbox.cli.walk_launches import WalkLaunches, find_records, plan_walks
+from benchbox.launch.changed_environment import installed_versions
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.launch.resume import pending_launches
 from benchbox.launch.runner import RunSummary
@@ -94,7 +95,10 @@ class Machine:
         step_s = 0.1 * self.slowdown * cell.batch * (1 + 0.1 * abs(cell.batch - self.fastest))
         error = None if status == "ok" else OUT_OF_MEMORY | {"type": "OutOfMemoryError" if status == "oom" else "Error"}
         record = example_record(cell, number, status=status, error=error, **({"step_s": step_s} if status == "ok" else {}))
-        environment = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256(cell.policy, ())}
+        environment = {
+            "benchbox_sha256": benchbox_sha256(),
+            "policy_sha256": policy_sha256(cell.policy, ()),
+        } | installed_versions()
         return record | {
             "environment": {**(record["environment"] or {}), **environment},
             "memory_limit_bytes": self.measure.memory_limit,

@@ -1,13 +1,16 @@
 """Selection of the launches that are still to be run."""
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
+import torch
 
-from benchbox.launch import resume
+from benchbox.launch import changed_environment, resume
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.measure.environment import environment
 from benchbox.registry.policies import policy_entry
 from benchbox.store.run import RunStore
 from tests.support.example_run import example_record, example_run
@@ -60,6 +63,9 @@ def test_a_record_of_another_benchbox_is_measured_again(
         ({"warmup_steps": 7}, f"{MEASURE.steps} steps after 7 of warm-up were measured, and "),
         ({"steps": 9}, f"9 steps after {MEASURE.warmup_steps} of warm-up were measured, and "),
         ({"policy_sha256": "0" * 64}, "the sources of policy stand_in have changed since"),
+        ({"torch": "2.0.0"}, f"torch was 2.0.0, and is {torch.__version__} now"),
+        ({"accelerate": "0.1"}, f"accelerate was 0.1, and is {version('accelerate')} now"),
+        ({"deepspeed": "0.1"}, f"deepspeed was 0.1, and is {version('deepspeed')} now"),
     ],
 )
 def test_a_record_that_differs_in_one_thing_from_what_is_asked_for_is_measured_again(
@@ -68,12 +74,35 @@ def test_a_record_that_differs_in_one_thing_from_what_is_asked_for_is_measured_a
     store, healthy = RunStore(tmp_path / "run"), cell("healthy")
     sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
     record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
-    record["environment"] = sources | {key: value for key, value in change.items() if key in sources}
-    record |= {key: value for key, value in change.items() if key not in sources}
+    record["environment"] = sources | {key: value for key, value in change.items() if key not in record}
+    record |= {key: value for key, value in change.items() if key in record}
     store.write_record(cast("LaunchRecord", record))
     pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], fresh=False)
     assert (pending.launches, pending.reused) == ([(healthy, 1)], 0)
     assert pending.notes[0].startswith(f"measuring 1 launch again: {reason}")
+
+
+def test_records_of_this_environment_are_reused_without_a_word_and_those_of_another_machine_with_one(
+    policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
+
+    def notes(**changes: object) -> list[str]:
+        store.write_record(cast("LaunchRecord", {**record, "environment": {**environment(), **sources, **changes}}))
+        pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir])
+        assert pending.reused == 1
+        return pending.notes
+
+    assert notes() == []
+    (note,) = notes(cpu="Another CPU", cores=96, devices=[])
+    assert note.startswith("reusing 1 launch of another machine: they were measured on Another CPU with 96 cores, and this ")
+    assert note.endswith("; --fresh repeats them")
+    monkeypatch.setattr(changed_environment, "_gpus", lambda: (("NVIDIA H100", "NVIDIA H200"), "580.1"))
+    assert notes(devices=["NVIDIA H200 MIG 1g.18gb"], driver="580.1", cpu="Another CPU") == []
+    assert "with driver 570.2, and this machine has 580.1" in notes(devices=["NVIDIA H200"], driver="570.2")[0]
+    assert "on NVIDIA A100, which this machine does not have" in notes(devices=["NVIDIA A100"], driver="580.1")[0]
 
 
 def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy_dir: Path, tmp_path: Path) -> None:
