@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
+from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.store.events import read_events
-from benchbox.store.files import write_json
+from benchbox.store.files import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,14 +91,37 @@ class Job:
     def result(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.json"
 
+    def check_folder(self) -> None:
+        """Raise ConfigurationError if the folder holds files and no job of benchbox: `prepare` would delete them."""
+        if not self._is_used and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            message = "exists, and is no folder of benchbox, which would empty it"
+            raise ConfigurationError(Problem(str(self.folder), message, "name another directory with --out"))
+
+    @property
+    def _is_used(self) -> bool:
+        """Return whether the folder holds the files of an earlier attempt."""
+        try:
+            return "kind" in read_json(self.file)
+        except RecordError:
+            return False
+
     def prepare(self) -> None:
         """Create an empty folder, removing the files of an earlier attempt, and write the job file.
 
         Its `id` is new: another node may still see the folder that was here before.
+
+        Raises:
+            ConfigurationError: the folder was not made by benchbox.
         """
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.folder.mkdir(parents=True)
+        self.check_folder()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if path == self.file:  # stays until it is replaced: a folder without it would not be recognised after a kill
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         write_json(self.file, {**self.config, "out": str(self.folder.resolve()), "id": uuid4().hex})
 
     def remove_empty_stacks(self) -> None:

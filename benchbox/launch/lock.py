@@ -8,12 +8,27 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError
-from benchbox.launch.nodes.files import NODES
 from benchbox.store.files import remove_temporary_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# What runs and trainings write atomically. Not `nodes`, where other nodes may have begun.
+_WRITTEN = {
+    *(
+        "run.json",
+        "predictions.json",
+        "records.parquet",
+        "chain.jsonl",
+        "report.html",
+        "report.md",
+        "table.csv",
+        "table.parquet",
+    ),
+    *("data.json", "weights.json", "restarts.json", "metrics.jsonl", "validation.jsonl", "findings.jsonl"),
+}
+_FOLDERS = ("cells", "figures", "slurm", "launch", "checkpoints")
 
 
 @contextmanager
@@ -45,7 +60,7 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        remove_temporary_files(folder, keep=NODES)  # where other nodes may have begun
+        remove_temporary_files(folder, names=_WRITTEN, subfolders=_FOLDERS)
         yield
     finally:
         os.close(descriptor)

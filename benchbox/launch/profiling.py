@@ -40,10 +40,8 @@ def profile_cell(
 
     Raises:
         CellFailedError: the steps did not end ok.
+        ConfigurationError: the folder of the ranks was not made by benchbox.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for trace in folder.glob("trace-rank*.json*"):
-        trace.unlink()  # of an earlier profile, perhaps of more ranks
     job = Job(
         config={
             "kind": "profile",
@@ -59,6 +57,9 @@ def profile_cell(
         timeout_s=measure.timeout_s,
         hang_after_s=measure.hang_after_s,
     )
+    folder.mkdir(parents=True, exist_ok=True)
+    for trace in folder.glob("trace-rank*.json*") if job.file.is_file() else ():
+        trace.unlink()  # of an earlier profile, perhaps of more ranks
     outcome = run_group(job, launcher, stop=stop)
     if stop():
         return None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchbox.errors import RecordError
+
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of `atomic_file`: the name, and eight characters of mkstemp
 
 
 def replace_non_finite(value: Any) -> Any:
@@ -75,15 +78,20 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def remove_temporary_files(folder: Path, *, keep: str) -> None:
-    """Remove what `atomic_file` has left below a folder where its process was killed.
+def remove_temporary_files(folder: Path, *, names: Collection[str], subfolders: Collection[str]) -> None:
+    """Remove what `atomic_file` has left in a folder where its process was killed, and nothing of anybody else.
 
     Args:
-        keep: name of the subfolder in which other processes may be writing now.
+        names: files that benchbox writes into the folder itself.
+        subfolders: those that benchbox makes in it, of which all files count.
     """
-    for path in folder.rglob(".*.tmp"):
-        if path.parent != folder / keep:
+    for path in folder.glob(".*.tmp"):
+        if (match := _TEMPORARY.fullmatch(path.name)) and match[1] in names:
             path.unlink(missing_ok=True)
+    for subfolder in subfolders:
+        for path in (folder / subfolder).rglob(".*.tmp"):
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -65,10 +65,20 @@ def test_who_gets_the_lock_removes_what_a_killed_run_was_writing(tmp_path):
 
 def test_what_a_killed_run_left_is_removed_but_not_what_another_node_is_writing(tmp_path) -> None:
     """Node 1 may come first, and be between its temporary file and the final one."""
-    left, written = tmp_path / ".run.json.abc.tmp", tmp_path / "nodes" / ".node-1.json.abc.tmp"
+    left, written = tmp_path / ".run.json.abcd1234.tmp", tmp_path / "nodes" / ".node-1.json.abcd1234.tmp"
     written.parent.mkdir()
     for path in (left, written):
         path.touch()
     with lock_run_directory(tmp_path):
         assert not left.exists()
         assert written.exists()
+
+
+def test_files_of_others_and_of_a_run_below_are_left_by_a_run_that_begins(tmp_path) -> None:
+    others = [".notes.tmp", ".thesis.tex.abcd1234.tmp", "runs/other/.run.json.abcd1234.tmp", "src/.module.json.abcd1234.tmp"]
+    left = [".report.html.abcd1234.tmp", "cells/a/.launch-1.json.ab_d1234.tmp", "figures/.pareto.svg.abcd1234.tmp"]
+    for name in (*others, *left):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with lock_run_directory(tmp_path):
+        assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob(".*.tmp")) == sorted(others)
