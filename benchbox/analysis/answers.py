@@ -8,6 +8,7 @@ it is. Of a walk, the batch that is its fastest is a set-up: launches repeat no 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -18,6 +19,7 @@ from benchbox.analysis.certificates import first_throughput
 from benchbox.analysis.comparability import throughput_effect, verdict_of_effect, why_incomparable, why_not_judged
 from benchbox.analysis.inference import ONE_TEST, Criteria, launches_to_settle
 from benchbox.registry.metrics import metric_by_name
+from benchbox.registry.statuses import DIVERGED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 SETUP_FIELDS = ("backend", "shard_size", "batch", "accumulation", "attention", "checkpointing", "compile", "padding", "recipe")
 
 _REVERSED: Mapping[Verdict, Verdict] = {"improvement": "regression", "regression": "improvement"}
+
+# A set-up that ends so is none for this machine or this training, however often it is launched.
+_RESULTS = ("oom", "unsupported", DIVERGED)
 
 PrecisionState = Literal["right", "wrong", "unknown"]
 
@@ -61,12 +66,18 @@ class Answer:
     launches: tuple[int, int]  # fewest and most of a set-up in the comparisons with the fastest
     too_large: int  # set-ups that ended ok and need more than the memory limit
     unknown_memory: int  # set-ups that ended ok and whose peak was not observed, if there is a limit
+    failed: Mapping[str, int]  # number of the set-ups without a result that counts, by status
     wrong: tuple[CellSummary, ...]  # set-ups at least as fast whose precision is wrong, the fastest first
     more_launches: int | None  # of the fastest and its nearest rival, before any difference could settle them
 
     @property
     def is_settled(self) -> bool:
-        return self.fastest is not None and all(rival.is_equal for rival in self.rivals)
+        return self.fastest is not None and not self.unknown_speed and all(rival.is_equal for rival in self.rivals)
+
+    @property
+    def unknown_speed(self) -> Mapping[str, int]:
+        """Return those of `failed` that may be the fastest once they run."""
+        return {status: count for status, count in self.failed.items() if status not in _RESULTS}
 
     @property
     def precision(self) -> PrecisionState | None:
@@ -139,6 +150,7 @@ class _SetUps:
         self.fitting = [summary for summary in with_peak if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
         self.too_large = len(with_peak) - len(self.fitting)
         self.unknown_memory = len(measured) - len(with_peak)
+        self.failed = _failed(cells, measured, walks)
         right = [summary for summary in self.fitting if precision_state(summary) != "wrong"]
         self.candidates = _in_common_launches(_without_other_batches(right, walks))
         searched = {summary.cell_id for walk in walks for summary in walk.batches}
@@ -146,6 +158,21 @@ class _SetUps:
         self.untested = {
             summary.cell_id for summary in self.candidates if summary.cell_id in searched and not has_repeats(summary)
         }
+
+
+def _failed(cells: Sequence[CellSummary], measured: Sequence[CellSummary], walks: Sequence[Certificate]) -> Mapping[str, int]:
+    """Count the set-ups of a task that have no speed, by status. Of a walk all batches are one set-up."""
+    with_speed = {summary.cell_id for summary in measured}
+    failed = {summary.cell_id: summary.status for summary in cells if summary.cell_id not in with_speed}
+    of_task = {summary.cell_id for summary in cells}
+    for walk in walks:
+        tried = [summary for summary in walk.batches if summary.cell_id in of_task]
+        statuses = [status for summary in tried if (status := failed.pop(summary.cell_id, None)) is not None]
+        if tried and why_walk_diverges(walk) is not None:
+            failed[tried[0].cell_id] = DIVERGED
+        elif tried and len(statuses) == len(tried):
+            failed[tried[0].cell_id] = statuses[0]
+    return Counter(failed.values())
 
 
 def _without_other_batches(summaries: Sequence[CellSummary], walks: Sequence[Certificate]) -> list[CellSummary]:
@@ -192,6 +219,7 @@ def _answer(setups: _SetUps, tests: _Tests) -> Answer:
         launches=(min(counts), max(counts)) if counts else (0, 0),
         too_large=setups.too_large,
         unknown_memory=setups.unknown_memory,
+        failed=setups.failed,
         wrong=tuple(
             summary
             for summary in setups.fitting

@@ -52,8 +52,8 @@ def launch_training(
         stop_signals: names of the signals that asked to stop; it grows while the training runs. See `_StopRequests`.
 
     Raises:
-        ConfigurationError: the folder has checkpoints and `resume` is false, they are of another configuration, benchbox did not
-            make its `launch`, or this machine cannot run so many ranks.
+        ConfigurationError: the folder has checkpoints and `resume` is false, they are of another configuration, benchbox did
+            not make its `launch`, or this machine cannot run so many ranks.
         UnsupportedError: the backend cannot run this cell.
     """
     cell = config.cell

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from benchbox.analysis.answers import SETUP_FIELDS, answers
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.quantities import counted, quantity
-from benchbox.analysis.summary import BUSY_HOST, PARTLY_COMPILED, RECOMPILED, label
+from benchbox.analysis.summary import BUSY_HOST, MISSING, PARTLY_COMPILED, RECOMPILED, label
+from benchbox.registry.statuses import DIVERGED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchbox.analysis.answers import Answer
     from benchbox.analysis.certificates import Certificate
@@ -25,6 +26,18 @@ _DOUBTS = {
     BUSY_HOST: "It was measured on a busy host.",
     RECOMPILED: "It compiled in measured steps.",
     PARTLY_COMPILED: "A part of it ran uncompiled.",
+}
+
+
+# What became of set-ups without a figure; the other statuses speak for themselves.
+_OUTCOMES = {
+    "crash": "crashed",
+    "oom": "ran out of memory",
+    "hang": "hung",
+    "timeout": "timed out",
+    "mismatch": "ran something else",
+    DIVERGED: "trained differently",
+    MISSING: "not measured",
 }
 
 
@@ -93,10 +106,18 @@ def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], lim
     peak = fastest.peak_bytes
     memory = "" if peak is None else f", {quantity(peak, 'bytes')} at its peak on a rank"
     among = f"Fastest of {answer.candidates} set-ups{limit}" if answer.candidates > 1 else f"The only set-up{limit}"
+    if answer.failed:
+        total = answer.candidates + sum(answer.failed.values())
+        among = f"Fastest of {answer.candidates} of {total} set-ups{limit}"
     left = f"; {answer.too_large} need more" if answer.too_large else ""
+    left += f"; {_outcomes(answer.failed)}" if answer.failed else ""
     left += f"; what {answer.unknown_memory} need is unknown" if answer.unknown_memory else ""
     name = label(fastest.cell, axes)
     return f"{among}: {name}, {quantity(speed.value, 'samples/s')}{memory}{left}."
+
+
+def _outcomes(failed: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {_OUTCOMES.get(status, status)}" for status, count in failed.items())
 
 
 def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> AnswerLine:
@@ -105,13 +126,15 @@ def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> Answe
     assert answer.fastest is not None
     least, most = answer.launches
     launches = f"{least}" if least == most else f"at least {least}"
-    if answer.is_settled:
+    open_rivals = [rival for rival in answer.rivals if not rival.is_equal]
+    if not open_rivals:
         equal = ", ".join(label(rival.summary.cell, axes) for rival in answer.rivals)
         text = f"{launches} launches of each show every other one to be slower"
         if equal:
             text = f"{launches} launches of each show nothing to be faster, and {equal} to differ by less than {relevant:.3g}%"
+        if answer.unknown_speed:
+            return AnswerLine(text=f"Not settled against {_outcomes(answer.unknown_speed)}; {text}.", level="warning")
         return AnswerLine(text=f"Settled: {text}.", level="ok")
-    open_rivals = [rival for rival in answer.rivals if not rival.is_equal]
     nearest = open_rivals[0]
     name = label(nearest.summary.cell, axes)
     others = f" and {len(open_rivals) - 1} more" if len(open_rivals) > 1 else ""

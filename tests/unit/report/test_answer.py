@@ -286,7 +286,47 @@ def test_every_task_has_an_answer_of_its_own_and_failed_cells_are_none():
         boxes[1].lines[0].text,
         "Nothing to compare it with.",
     ]
-    assert boxes[1].lines[0].text.startswith("The only set-up: backend=ddp, ")
+    assert boxes[1].lines[0].text.startswith("Fastest of 1 of 2 set-ups: backend=ddp, ")
+    assert boxes[1].lines[0].text.endswith("; 1 ran out of memory.")
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "level", "settled"),
+    [
+        (
+            "crash",
+            "1 crashed",
+            "warning",
+            "Not settled against 1 crashed; 7 launches of each show every other one to be slower.",
+        ),
+        (
+            None,
+            "1 not measured",
+            "warning",
+            "Not settled against 1 not measured; 7 launches of each show every other one to be ",
+        ),
+        ("nan", "1 nan", "warning", "Not settled against 1 nan; 7 launches of each show every other one to be slower."),
+        ("oom", "1 ran out of memory", "ok", "Settled: 7 launches of each show every other one to be slower."),
+    ],
+)
+def test_set_ups_that_failed_are_counted_and_nothing_is_settled_while_one_of_unknown_speed_is_left(
+    status, outcome, level, settled
+):
+    records = [
+        record
+        for cell, step_s in {CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}.items()
+        for record in steady_records(cell, step_s=step_s, launches=7)
+    ]
+    if status is not None:
+        records.append(example_record(ZERO3, status=status, error=OOM))
+    run = example_run([CELL, ZERO2, FSDP2, ZERO3], measure=asdict(MEASURE) | {"launches": 7})
+    summaries = summarize(run, records)
+    lines = box(summaries)
+    assert lines[0][1].startswith("Fastest of 3 of 4 set-ups: backend=zero2, ")
+    assert lines[0][1].endswith(f"; {outcome}.")
+    assert lines[1][0] == level
+    assert lines[1][1].startswith(settled)
+    assert answers(summaries)[0].is_settled == (level == "ok")
 
 
 def test_cells_of_other_versions_are_not_compared():
