@@ -48,6 +48,14 @@ def criteria_of(run: Run) -> Criteria:
     )
 
 
+def looks_taken(run: Run) -> int:
+    """Return how many looks the launches of a plan have had. An older plan does not say it, but for the first look."""
+    if run.sequential is None:
+        return 0
+    taken: int = run.sequential.get("looks_taken", int(run.launches >= run.sequential["looks"][0]))
+    return taken
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """Verdicts after the launches of a look. Pairs that cannot be compared, as of a failed cell, are not waited for."""

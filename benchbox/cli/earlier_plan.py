@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.inference import launches_to_settle
+from benchbox.analysis.sequential import looks_taken
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import walk_point
 from benchbox.errors import RecordError
@@ -47,10 +48,10 @@ def follow_earlier_plan(
     survey = _survey(earlier, run, store, measure, policy_dirs, fresh)
     if not survey.has_valid_launches:
         return run
-    looks_taken = _looks_taken(earlier)
-    if run.sequential is None and earlier.sequential is not None and looks_taken:
+    taken = looks_taken(earlier)
+    if run.sequential is None and earlier.sequential is not None and taken:
         return _at_last_look(earlier, run, survey.again)
-    sequential = None if run.sequential is None else {**run.sequential, "looks_taken": looks_taken}
+    sequential = None if run.sequential is None else {**run.sequential, "looks_taken": taken}
     return replace(run, sequential=sequential, earlier_tests=_tests_before(earlier, run, store))
 
 
@@ -88,14 +89,6 @@ def _survey(
     again |= {cell_id for walk in earlier.walks if again & {*walk["cells"]} for cell_id in walk["cells"]}
     again |= earlier.cells.keys() - earlier.cells_of_walks - {cell.cell_id for cell, _ in tested}
     return _Survey(len(outdated) < len(tested), again)
-
-
-def _looks_taken(earlier: Run) -> int:
-    """Return how many looks the launches of an earlier plan have had. An older plan does not say it, but for the first look."""
-    if earlier.sequential is None:
-        return 0
-    taken: int = earlier.sequential.get("looks_taken", int(earlier.launches >= earlier.sequential["looks"][0]))
-    return taken
 
 
 def _at_last_look(earlier: Run, run: Run, again: Collection[str]) -> Run:

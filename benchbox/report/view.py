@@ -12,7 +12,7 @@ from benchbox.analysis.best_batches import RunComparisons, compare_run
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.quantities import counted
-from benchbox.analysis.sequential import criteria_of
+from benchbox.analysis.sequential import criteria_of, looks_taken
 from benchbox.analysis.step_bounds import NO_MACHINE, step_bounds
 from benchbox.analysis.summary import (
     BUSY_HOST,
@@ -234,7 +234,7 @@ def build_report(
         environment=list_environment(environments),
         differences=environment_section(environments, cell_lists),
         method=list_methods(),
-        sampling=_sampling(run),
+        sampling=_sampling(run, summaries),
         chain_head=chain_head,
     )
 
@@ -273,11 +273,14 @@ def _summary_line(run: Run, axes: Sequence[str]) -> str:
     return f"{counted(len(run.cells), 'cell')} of {run.matrix_file}; {varied} varied."
 
 
-def _sampling(run: Run) -> str:
+def _sampling(run: Run, summaries: Sequence[CellSummary]) -> str:
     criteria, looks = criteria_of(run), ""
     if run.sequential:
-        numbers = ", ".join(str(launches - bool(run.walks)) for launches in run.sequential["looks"])
-        looks = f" Pairs were tested after {numbers} launches until all were settled; the tests share a probability of 1%."
+        planned = [str(launches - bool(run.walks)) for launches in run.sequential["looks"]]
+        taken = looks_taken(run)
+        done = f"were tested after {', '.join(planned[:taken])} launches" if taken else "were not tested yet"
+        rest = f"; until all are settled, tests follow after {', '.join(planned[taken:])}" if planned[taken:] else ""
+        looks = f" Pairs {done}{rest}; the tests share a probability of 1%."
     if run.earlier_tests:
         numbers = " and ".join(str(launches - bool(run.walks)) for launches in run.earlier_tests)
         share = 100 * ALPHA * (len(run.earlier_tests) + 1)
@@ -285,12 +288,8 @@ def _sampling(run: Run) -> str:
             f" Pairs were tested after {numbers} launches before: all tests together are wrong in up to {share:.3g}% of runs."
         )
     warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
-    times = f"{'up to ' if run.sequential else ''}{counted(run.launches, 'time')}"
-    what = (
-        f"Every batch of a walk was launched once, and its fastest {times}" if run.walks else f"Every cell was launched {times}"
-    )
     return (
-        f"{what}, each a fresh process group, cells interleaved. "
+        f"{_launched(run, summaries)}, each a fresh process group{', cells interleaved' if _in_rounds(summaries) else ''}. "
         f"A launch ran {counted(warmup, 'warm-up step')}, reset its peaks, and measured {counted(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
@@ -299,6 +298,27 @@ def _sampling(run: Run) -> str:
         "corrected for the number of pairs by Holm's procedure, rejects equality and the ratio is at least "
         f"{100 * criteria.relevant:.3g}% from 1, or if an interval for all pairs at once is within that.{looks}"
     )
+
+
+def _launched(run: Run, summaries: Sequence[CellSummary]) -> str:
+    """Return how often cells were launched, and how often the plan says if that is another number."""
+    fastest = {walk["fastest"] for walk in run.walks}
+    counts = [len(summary.records) for summary in summaries if not run.walks or summary.cell_id in fastest]
+    if not counts:
+        return "Batches of walks were launched once"
+    least, most = min(counts), max(counts)
+    times = counted(most, "time") if least == most else f"{least} to {counted(most, 'time')}"
+    planned = f", of {run.launches} planned" if least < run.launches and not run.sequential else ""
+    if run.walks:
+        return f"Every batch of a walk was launched once, and its fastest {times}{planned}"
+    return f"Every cell was launched {times}{planned}"
+
+
+def _in_rounds(summaries: Sequence[CellSummary]) -> bool:
+    """Return whether several cells were launched in turns: no launch before one of an earlier round."""
+    launches = sorted((record["started_at"], record["launch"]) for summary in summaries for record in summary.records)
+    rounds = [launch for _, launch in launches]
+    return sum(bool(summary.records) for summary in summaries) > 1 and rounds[-1] > 1 and rounds == sorted(rounds)
 
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:

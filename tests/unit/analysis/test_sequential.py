@@ -192,7 +192,13 @@ def test_the_report_of_such_a_run_quotes_the_confidence_of_a_look():
     report = build_report(run, records)
     assert report.headline.cards[0].evidence.startswith("7 against 7 launches, ")  # the eighth waits for the next look
     assert "with 99.83% confidence: faster" in report.headline.cards[0].evidence
-    assert "Pairs were tested after 7, 10, 14, 20, 28, 40 launches" in report.sampling
+    later = "; until all are settled, tests follow after {}; the tests share a probability of 1%."
+    assert "Pairs were not tested yet" + later.format("7, 10, 14, 20, 28, 40") in report.sampling
+    first, last = (
+        build_report(replace(run, sequential={**run.sequential, "looks_taken": taken}), records).sampling for taken in (1, 6)
+    )
+    assert "Pairs were tested after 7 launches" + later.format("10, 14, 20, 28, 40") in first
+    assert "Pairs were tested after 7, 10, 14, 20, 28, 40 launches; the tests share" in last
     assert criteria_of(run).alpha == ALPHA / MAX_LOOKS
     kept = {FASTER.cell_id: "neutral"}  # by an earlier look
     assert criteria_of(replace(run, sequential={**run.sequential, "settled": kept})).settled == kept

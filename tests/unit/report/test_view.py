@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -12,7 +12,7 @@ from benchbox.report.figures.drawing import PRINT
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
-from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records, write_example
 from tests.support.figure_svg import drawn_bars, texts_of
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
@@ -316,9 +316,27 @@ def test_findings_are_listed_once_with_their_cells():
     assert column(report, "findings") == ["BXP101 error", "BXP101 error"]
 
 
+def test_the_method_section_says_how_often_and_in_which_order_cells_were_launched():
+    cells = (FSDP, ZERO)
+    measure = asdict(MEASURE) | {"launches": 5}
+    ran = {cell: steady_records(cell, step_s=0.2, launches=5) for cell in cells}
+
+    def sampling(*records):
+        return build_report(example_run(list(cells), measure=measure), records).sampling
+
+    all_five = sampling(*ran[FSDP], *ran[ZERO])
+    assert all_five.startswith("Every cell was launched 5 times, each a fresh process group, cells interleaved. ")
+    first = sampling(ran[FSDP][0], ran[ZERO][0])
+    assert first.startswith("Every cell was launched 1 time, of 5 planned, each a fresh process group. ")
+    part = sampling(*ran[FSDP], *ran[ZERO][:2])
+    assert part.startswith("Every cell was launched 2 to 5 times, of 5 planned, each a fresh process group, cells inter")
+    later = [record | {"started_at": record["started_at"].replace("2026-01-01", "2026-01-02")} for record in ran[ZERO]]
+    assert sampling(*ran[FSDP], *later).startswith("Every cell was launched 5 times, each a fresh process group. ")
+
+
 def test_the_method_section_is_the_metrics_declarations(example):
     assert [(entry.name, entry.formula) for entry in example.method] == [(m.name, m.formula) for m in metrics().values()]
-    assert "launched 2 times" in example.sampling
+    assert "launched 1 to 2 times, of 2 planned" in example.sampling  # a cell that ran out of memory once
     assert "1 warm-up step," in example.sampling
     assert "does not reject at 1%." in example.sampling
     assert "rejects equality and the ratio is at least 2% from 1," in example.sampling
