@@ -294,5 +294,7 @@ class RunStore:
                 target.chain.path.unlink(missing_ok=True)  # of a run that was published here before
             if (self.path / PREDICTIONS).is_file():
                 write_text(folder / PREDICTIONS, (self.path / PREDICTIONS).read_text(encoding="utf-8"))
+            else:
+                (folder / PREDICTIONS).unlink(missing_ok=True)
         write_packed(target._packed_path, self.records())
         return target._packed_path

@@ -13,6 +13,7 @@ import pytest
 from benchbox.errors import EXIT_USAGE, RecordError
 from benchbox.report import write_reports
 from benchbox.store.packed import read_packed, write_packed
+from benchbox.store.predictions import FILE as PREDICTIONS
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
 
@@ -55,6 +56,12 @@ def test_its_reports_are_byte_identical_and_it_can_be_published_again(example, p
         assert (tmp_path / "again" / name).read_bytes() == original
     for name in ("run.json", "records.parquet"):
         assert (tmp_path / "again" / name).read_bytes() == (packed.path / name).read_bytes()
+
+
+def test_predictions_of_an_earlier_publication_are_removed_by_a_run_without_any(example, packed):
+    (packed.path / PREDICTIONS).write_text("{}")
+    example.publish(packed.path)
+    assert not (packed.path / PREDICTIONS).exists()
 
 
 def test_numbers_nulls_text_and_the_order_of_keys_round_trip_exactly(tmp_path):
