@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,6 @@ from benchbox.analysis.sides import compare_sides, open_side
 from benchbox.api.results import Results
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_OK, EXIT_USAGE, BenchboxError, ConfigurationError
 from benchbox.spec import load_matrix, parse_overrides
-from benchbox.spec.overrides import split_at_commas
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -53,7 +53,7 @@ def run(
     Args:
         matrix: a matrix file, or the name of one in `matrices/`.
         out: the run directory; by default `runs/<name of the matrix>`.
-        overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}.
+        overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}. Text is text, and no YAML.
         only: expressions that select cells, as of `--only`, or one.
         policy_dirs: folders of further policies, as of `--policy-dir`, or one.
         options: more options of `benchbox run`.
@@ -124,7 +124,6 @@ def _several(values: str | Path | Collection[Any]) -> list[Any]:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as `--set` reads it, which splits text at its commas unless it is quoted."""
-    if not isinstance(value, str):
-        return json.dumps(value, default=os.fspath)
-    return value if len(split_at_commas(value)) == 1 else "'" + value.replace("'", "''") + "'"
+    """Return a value as `--set` reads it. Text stays text, whatever it would be in YAML: 007, null, or with a comment."""
+    text = json.dumps(value, default=os.fspath, ensure_ascii=False)  # YAML has no pairs of surrogates
+    return re.sub(r"\\(.)", lambda escape: r"\x22" if escape[1] == '"' else escape[0], text)  # --set ends text at each quote
