@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
-from benchbox.errors import RecordError
+from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.store.chain import Chain, content_sha256, plan_sha256
 from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
@@ -148,9 +148,14 @@ class RunStore:
 
         Raises:
             RecordError: this is a published run, which is not changed.
+            ConfigurationError: the directory holds a run of another name.
         """
         if self.is_packed:
             raise RecordError(f"{self.path}: a published run (its records are packed); choose another directory: --out DIR")
+        with suppress(RecordError):  # there is none, or a damaged one, which is replaced
+            if (name := read_json(self.path / "run.json").get("name")) not in (None, run.name):
+                problem = f"holds the run {name}, whose plan {run.name} would replace"
+                raise ConfigurationError(Problem(str(self.path), problem, "choose another directory: --out DIR"))
         cells = [{"cell_id": cell_id, "cell": dict(cell)} for cell_id, cell in run.cells.items()]
         values = {"schema_version": SCHEMA_VERSION, **asdict(run), "cells": cells}
         sha256 = plan_sha256(values)

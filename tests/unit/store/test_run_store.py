@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from benchbox.errors import EXIT_USAGE, RecordError
+from benchbox.errors import EXIT_USAGE, ConfigurationError, RecordError
 from benchbox.store.baseline import Baseline, read_baseline, write_baseline
 from benchbox.store.files import write_text
 from benchbox.store.run import RunStore
@@ -218,3 +218,17 @@ def test_a_baseline_is_read_back_as_written_and_something_else_is_refused(tmp_pa
     path.write_text('{"schema_version": 1}')
     with pytest.raises(RecordError, match="not a baseline"):
         read_baseline(path)
+
+
+def test_the_plan_of_a_run_of_another_name_is_not_replaced(tmp_path):
+    """As by `benchbox noise --out runs/example`, whose plan has one cell and no reference."""
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    plan = (tmp_path / "run.json").read_text()
+    with pytest.raises(ConfigurationError, match="holds the run example, whose plan example-noise would replace"):
+        store.write_run(example_run([CELL], name="example-noise"))
+    assert (tmp_path / "run.json").read_text() == plan
+    store.write_run(example_run([CELL], reference={}))
+    (tmp_path / "run.json").write_text("{")
+    store.write_run(example_run([CELL], name="example-noise"))
+    assert store.run().name == "example-noise"
