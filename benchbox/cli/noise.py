@@ -34,7 +34,11 @@ def noise(
     resolution: Annotated[str, typer.Option(metavar="PERCENT", help="Say how many launches settle it.")] = "2%",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run directory; launches of an earlier `noise` in it are reused.", show_default="runs/<name>-noise-<n>"),
+        typer.Option(
+            metavar="DIR",
+            help="Run directory; launches of an earlier `noise` in it are reused.",
+            show_default="runs/<name>-noise-<n>",
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the earlier runs of this matrix.")] = False,
 ) -> None:

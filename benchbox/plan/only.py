@@ -7,7 +7,7 @@ Conditions are joined by commas, and all of them must hold:
     backend in [zero2, ddp]    it has one of these
     recipe not in [bf16_pure]  it has none of these
 
-Values are YAML, fields are those of a cell. A value that no cell has is refused, since it must be a mistake. The conditions of
+Values are YAML, and yes and no are true and false, as reports print them; fields are those of a cell. A value that no cell has is refused, since it must be a mistake. The conditions of
 several expressions must all hold.
 """
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 FIELDS = tuple(field.name for field in POINT_FIELDS)
+_FLAGS = {field.name for field in POINT_FIELDS if isinstance(field.default, bool)}
+_WORDS = {"yes": True, "no": False}  # of labels in reports, which YAML 1.2 reads as text
 CONDITION = re.compile(r"(?P<field>\w+)\s*(?P<relation>!=|=|\bnot\s+in\b|\bin\b)\s*(?P<value>.+)", re.DOTALL)
 
 
@@ -100,7 +102,10 @@ def _condition(text: str) -> Condition:
     if listed != isinstance(value, list) or isinstance(value, dict):
         hint = f"write it as {field} in [...]" if isinstance(value, list) else "after 'in' comes a list: [a, b]"
         raise ConfigurationError(Problem(position, "is not a condition", hint))
-    return Condition(text, field, tuple(value) if listed else (value,), match["relation"].startswith(("!", "not")))
+    values = value if listed else [value]
+    if field in _FLAGS:
+        values = [_WORDS.get(item, item) if isinstance(item, str) else item for item in values]
+    return Condition(text, field, tuple(values), match["relation"].startswith(("!", "not")))
 
 
 def _unknown_values(condition: Condition, cells: list[Cell]) -> Iterator[Problem]:

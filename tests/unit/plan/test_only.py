@@ -23,6 +23,8 @@ CELLS = [
         ("cams != 4", lambda cell: cell.cams == 1),
         ("backend in [zero2, ddp]", lambda cell: cell.backend in {"zero2", "ddp"}),
         ("backend not in [zero2,ddp], checkpointing=true", lambda cell: cell.backend == "fsdp2" and cell.checkpointing),
+        ("checkpointing=yes, cams=1", lambda cell: cell.checkpointing and cell.cams == 1),
+        ("checkpointing in [no]", lambda cell: not cell.checkpointing),
         ("weights=null, cams=1", lambda cell: cell.cams == 1),
         ("backend in ['ddp']", lambda cell: cell.backend == "ddp"),
     ],
