@@ -125,12 +125,15 @@ def open_matrix_run(
     check_world_sizes(matrix.path, overrides, world_sizes, resources.nodes if resources else nodes)
     if will_launch:
         check_memory_limit(matrix, overrides)
-    run, measure = build_run(matrix, planned, matrix_file=str(path), sets=sets, policy_dirs=policy_dirs), matrix.measure
+    run, measure = (
+        build_run(matrix, planned, matrix_file=str(path), sets=sets, policy_dirs=policy_dirs, out=out),
+        matrix.measure,
+    )
     if resolution is not None:
         if not matrix.reference or resources:
             raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
         run, measure = plan_auto(run, planned, resolution), replace(measure, launches=1)
-    store = RunStore(out or Path("runs") / matrix.name)
+    store = RunStore(out or _default_folder(matrix))
     run = follow_earlier_plan(run, store, measure, matrix.policy_dirs, selected if fresh else None)
     return MatrixRun(
         matrix=matrix,
@@ -144,9 +147,23 @@ def open_matrix_run(
     )
 
 
-def build_run(matrix: Matrix, planned: Plan, *, matrix_file: str, sets: Sequence[str], policy_dirs: Sequence[Path]) -> Run:
-    """Return the plan of a run."""
+def _default_folder(matrix: Matrix) -> Path:
+    return Path("runs") / matrix.name
+
+
+def build_run(
+    matrix: Matrix,
+    planned: Plan,
+    *,
+    matrix_file: str,
+    sets: Sequence[str],
+    policy_dirs: Sequence[Path],
+    out: Path | None = None,
+) -> Run:
+    """Return the plan of a run. `out` is its directory where `--out` named one."""
     options = [("--set", text) for text in sets] + [("--policy-dir", str(folder)) for folder in policy_dirs]
+    if out is not None and out.resolve() != _default_folder(matrix).resolve():
+        options.append(("--out", str(out)))
     return Run(
         name=matrix.name,
         matrix_file=matrix_file,

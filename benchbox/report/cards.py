@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import label
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from benchbox.report.observed import ObservedCell
     from benchbox.store.run import Run
 
+_PLAIN = re.compile(r"[A-Za-z_]([\w./:+-]*\w)?", re.ASCII)
+_NO_TEXT = ("true", "false", "null")  # in YAML
 _FIELDS = frozenset(field.name for field in POINT_FIELDS)
 
 
@@ -70,9 +73,16 @@ def cell_cards(
 
 def run_command(run: Run, cell: CellDict, fields: Sequence[str]) -> str:
     """Return the command that runs one cell of a run again, for a POSIX shell."""
-    conditions = ", ".join(f"{field}={to_yaml_word(cell.get(field))}" for field in fields)
+    conditions = ", ".join(f"{field}={_only_value(cell.get(field))}" for field in fields)
     selection = ["--only", conditions] if conditions else []
     return shlex.join(["benchbox", "run", run.matrix_file, *selection, *run.options])
+
+
+def _only_value(value: Any) -> str:
+    """Return a value of a cell as `--only` reads it, in quotes where text would be cut at a comma or be no text in YAML."""
+    word = to_yaml_word(value)
+    is_plain = _PLAIN.fullmatch(word) and word.lower() not in _NO_TEXT
+    return word if not isinstance(value, str) or is_plain else "'" + word.replace("'", "''") + "'"
 
 
 def _groups(

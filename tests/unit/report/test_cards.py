@@ -46,6 +46,29 @@ def test_the_command_of_a_cell_has_the_options_that_decide_what_the_cell_is():
     assert words[-6:] == ["--set", "size=small", "--set", "batch=1, seed=3", "--policy-dir", "my own"]
 
 
+def test_the_command_of_a_run_in_a_directory_of_its_own_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = load_matrix(PUBLISHED.parents[1] / "matrices/backends.yaml", {}, [])
+
+    def words(out):
+        run = build_run(loaded, plan(loaded), matrix_file="backends", sets=["batch=1"], policy_dirs=[], out=out)
+        return shlex.split(build_report(run, []).cards[0].command)
+
+    assert words(Path("my runs/b"))[-4:] == ["--set", "batch=1", "--out", "my runs/b"]
+    for default in (None, Path("runs") / loaded.name, tmp_path / "runs" / loaded.name):
+        assert words(default)[-2:] == ["--set", "batch=1"]
+
+
+def test_the_command_of_a_cell_quotes_values_that_are_no_plain_text():
+    values = ["pi05", "/data/it's, #2", "007", "null", "a: b", "bf16_master", ""]
+    cells = [replace(CELL, policy=value, weights=None) for value in values]
+    run = example_run(cells)
+    for cell in cells:
+        words = shlex.split(run_command(run, cell.to_dict(), ["policy", "weights", "checkpointing"]))
+        assert select(words[4], cells) == [cell]
+    assert run_command(run, cells[0].to_dict(), ["policy"]).endswith("--only policy=pi05")
+
+
 def test_a_card_has_all_that_is_known_about_its_cell_and_an_axis_only_in_its_title():
     """The second launch of the cell ran out of memory: its figures and ranks are those of the first."""
     failed = replace(CELL, backend="zero2")
