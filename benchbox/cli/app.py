@@ -90,6 +90,10 @@ def main() -> None:
             sys.stdout.flush()  # an error here has an exit code of ours; one at the exit of Python would not
     except BenchboxError as error:
         for line in str(error).splitlines() or [type(error).__name__]:
+            if not line.isprintable():
+                from benchbox.report.unprintable import escape_unprintable
+
+                line = escape_unprintable(line)
             print(f"error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

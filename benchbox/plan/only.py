@@ -7,8 +7,8 @@ Conditions are joined by commas, and all of them must hold:
     backend in [zero2, ddp]    it has one of these
     recipe not in [bf16_pure]  it has none of these
 
-Values are YAML, and yes and no are true and false, as reports print them; fields are those of a cell. A value that no cell has is refused, since it must be a mistake. The conditions of
-several expressions must all hold.
+Values are YAML, and yes and no are true and false, as reports print them; fields are those of a cell. A value that no cell has
+is refused, since it must be a mistake. The conditions of several expressions must all hold.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from benchbox.report.unprintable import escape_lines
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -28,8 +30,9 @@ _STYLES: Mapping[str, str] = {
 def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Print rows under headers; columns named in `right` are right-aligned. Verdicts (ok, breach, ...) are coloured.
 
-    Text is never interpreted as markup: a policy may be called `[red]`.
+    Text is never interpreted as markup, nor by the terminal: a policy may be called `[red]`.
     """
+    rows = [[escape_lines(text) for text in row] for row in rows]
     if console.is_terminal:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for header in headers:
@@ -49,5 +52,5 @@ def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence
 
 
 def say(console: Console, line: str = "", style: str = "") -> None:
-    """Print one line literally: no markup, no highlighting, and no wrapping unless on a terminal."""
-    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
+    """Print one line literally: no markup, no highlighting, no control characters, and no wrapping unless on a terminal."""
+    console.print(Text(escape_lines(line), style=style), soft_wrap=not console.is_terminal)

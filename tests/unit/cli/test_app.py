@@ -35,6 +35,11 @@ def test_every_line_of_an_error_is_one_of_stderr_and_one_without_text_has_its_na
     assert run_raising(CellFailedError(""), monkeypatch).stderr == "error: CellFailedError\n"
 
 
+def test_what_would_control_the_terminal_is_escaped_in_an_error(monkeypatch):
+    done = run_raising(CellFailedError("größe \x1b[31mred\n\x9b2J"), monkeypatch)
+    assert done.stderr == "error: größe \\x1b[31mred\nerror: \\x9b2J\n"
+
+
 def test_an_interrupt_ends_with_the_exit_code_of_its_signal(monkeypatch):
     done = run_raising(KeyboardInterrupt(), monkeypatch)
     assert (done.returncode, done.stderr) == (130, "")

@@ -18,7 +18,7 @@ from rich.console import Console
 from benchbox.report import write_reports
 from benchbox.report.html import render_html
 from benchbox.report.markdown import escape
-from benchbox.report.rows import print_rows
+from benchbox.report.rows import print_rows, say
 from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
 from benchbox.store.run import RunStore
@@ -194,6 +194,17 @@ def test_names_are_never_read_as_markup():
     for terminal in (True, False):
         print_rows(Console(file=stream, force_terminal=terminal, color_system=None), ["name"], [["[red]x[/red]"]])
     assert stream.getvalue().count("[red]x[/red]") == 2
+
+
+def test_names_and_errors_of_records_do_not_control_the_terminal():
+    for terminal in (True, False):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=terminal, color_system=None)
+        print_rows(console, ["name"], [["\x1b[2Jcell"]])
+        say(console, "one\x1b]0;title\x07\ntwo \x9b31m größe")
+        assert not set(stream.getvalue()) & {"\x1b", "\x07", "\x9b"}
+        for text in (r"\x1b[2Jcell", "one\\x1b]0;title\\x07\ntwo \\x9b31m größe\n"):
+            assert text in stream.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -221,7 +221,7 @@ def test_a_baseline_is_read_back_as_written_and_something_else_is_refused(tmp_pa
 
 
 def test_the_plan_of_a_run_of_another_name_is_not_replaced(tmp_path):
-    """As by `benchbox noise --out runs/example`, whose plan has one cell and no reference."""
+    """Example: `benchbox noise --out runs/example`, whose plan has one cell and no reference."""
     store = RunStore(tmp_path)
     store.write_run(example_run([CELL]))
     plan = (tmp_path / "run.json").read_text()
