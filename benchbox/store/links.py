@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from benchbox.store.machine_cache import read_measurements, write_measurements
+from benchbox.store.machine_cache import known_fields, read_measurements, write_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def read_links(machine: str) -> dict[str, MeasuredLinks]:
         RecordError: the file is damaged.
     """
     entries = read_measurements("links", machine, field="backends", file_type=_LinksFile, remedy="benchbox doctor --links")
-    return {name: MeasuredLinks(**entry) for name, entry in entries.items()}
+    return {name: MeasuredLinks(**known_fields(MeasuredLinks, entry)) for name, entry in entries.items()}
 
 
 def write_links(machine: str, backend: str, links: MeasuredLinks) -> Path:

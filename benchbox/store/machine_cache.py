@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from benchbox.store.json_types import type_problem
 from benchbox.store.record import SCHEMA_VERSION, check_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from _typeshed import DataclassInstance
 
 
@@ -46,6 +48,11 @@ def read_measurements(kind: str, machine: str, *, field: str, file_type: Any, re
         raise RecordError(f"{path}: {problem}; delete it and run {remedy} again")
     measurements: dict[str, dict[str, Any]] = values[field]
     return measurements
+
+
+def known_fields(measurement: type[DataclassInstance], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an entry that a measurement has: a newer benchbox may have written more."""
+    return {declared.name: entry[declared.name] for declared in fields(measurement) if declared.name in entry}
 
 
 def write_measurements(kind: str, machine: str, *, field: str, measurements: dict[str, DataclassInstance]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from benchbox.store.machine_cache import read_measurements, write_measurements
+from benchbox.store.machine_cache import known_fields, read_measurements, write_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +75,10 @@ def read_noise(machine: str) -> dict[str, Noise]:
     """
     entries = read_measurements("noise", machine, field="matrices", file_type=_NoiseFile, remedy="benchbox noise")
     return {
-        name: Noise(**entry | {key: tuple(NoiseRun(**run) for run in entry.get(key, ())) for key in _RUNS})
+        name: Noise(
+            **known_fields(Noise, entry)
+            | {key: tuple(NoiseRun(**known_fields(NoiseRun, run)) for run in entry.get(key, ())) for key in _RUNS}
+        )
         for name, entry in entries.items()
     }
 

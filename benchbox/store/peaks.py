@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from benchbox.registry.launch_record import device_type
-from benchbox.store.machine_cache import read_measurements, write_measurements
+from benchbox.store.machine_cache import known_fields, read_measurements, write_measurements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +116,7 @@ def read_peaks(machine: str) -> dict[str, MeasuredPeaks]:
         RecordError: the file is damaged.
     """
     entries = read_measurements("peaks", machine, field="groups", file_type=_PeaksFile, remedy="benchbox doctor --peaks")
-    return {name: MeasuredPeaks(**entry) for name, entry in entries.items()}
+    return {name: MeasuredPeaks(**known_fields(MeasuredPeaks, entry)) for name, entry in entries.items()}
 
 
 def write_peaks(machine: str, peaks: MeasuredPeaks) -> Path:

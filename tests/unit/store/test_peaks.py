@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchbox.errors import RecordError
+from benchbox.store.links import MeasuredLinks, read_links, write_links
 from benchbox.store.machine_cache import machine_file
+from benchbox.store.noise import Noise, NoiseRun, read_noise, write_noise
 from benchbox.store.peaks import MeasuredPeaks, read_peaks, write_peaks
 from tests.support.peaks import made_up_peaks, rate
 
@@ -27,6 +29,35 @@ def test_peaks_are_read_as_they_were_written_beside_those_of_other_groups_of_ran
     write_peaks("a-machine", two)
     assert read_peaks("a-machine") == {"1 cpu rank with 1 thread": one, "2 cpu ranks with 1 thread": two}
     assert read_peaks("another-machine") == {}
+
+
+@pytest.mark.parametrize("kind", ["peaks", "links", "noise"])
+def test_what_a_newer_benchbox_has_added_to_a_measurement_is_ignored(kind: str) -> None:
+    links = MeasuredLinks(ranks=2, collectives={}, measured_at="2026-01-01", benchbox_version="9")
+    run = NoiseRun(started_at="2026-01-01", launches=10, mean=0.1, sigma=0.01)
+    noise = Noise(
+        sigma=0.01,
+        launches=10,
+        ratio=1.0,
+        cell="a",
+        measured_at="2026-01-01",
+        benchbox_version="9",
+        runs=(run,),
+        other_runs=(run,),
+    )
+    write_peaks("a-machine", made_up_peaks(ranks=1))
+    write_links("a-machine", "gloo", links)
+    write_noise("a-machine", "m", noise)
+    readers = {"peaks": read_peaks, "links": read_links, "noise": read_noise}
+    before = readers[kind]("a-machine")
+    file = machine_file(kind, "a-machine")
+    content = json.loads(file.read_text())
+    (entries,) = (value for value in content.values() if isinstance(value, dict))
+    for entry in [*entries.values()]:
+        for part in (entry, *entry.get("runs", ()), *entry.get("other_runs", ())):
+            part["added_later"] = 1
+    file.write_text(json.dumps(content))
+    assert readers[kind]("a-machine") == before
 
 
 def test_a_damaged_file_is_an_error_with_the_command_that_measures_again() -> None:
