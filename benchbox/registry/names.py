@@ -14,7 +14,7 @@ _MOST_LISTED = 20
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return the hint that follows "unknown X": the nearest candidate, or all when they are few, or nothing."""
-    names = sorted(candidates)
+    names = sorted(map(str, candidates))  # a preset may be called 7
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"

@@ -5,6 +5,7 @@ Types are strict (no `"2"` for 2, no `1` for true), and an unknown name is refus
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ _BYTE_UNITS = {
     unit + suffix: base**power for power, unit in enumerate("KMGT", 1) for suffix, base in (("B", 1000), ("iB", 1024))
 }
 _BYTES = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_BYTE_UNITS)})")
+
+_NO_SHARE = 1e6  # a typing error, as one of 400 digits, which is no finite number
 
 # The default of keys that may be absent. A default is not validated, so a null in the file is an error all the same.
 ABSENT: Any = None
@@ -81,15 +84,20 @@ def reject_search(value: Any) -> Any:
 def _parse_fraction(value: Any) -> Any:
     """Read `5%` or 0.05. A bare 5 is more likely 5% than 500%, and is refused."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1:
+        if value >= _NO_SHARE:
+            raise refusal("is no fraction", "write 5% or 0.05")
         raise refusal(
             f"{value:g} is {100 * value:g}%", f"write {value:g}% or {value / 100:g}, and {100 * value:g}% if that is meant"
         )
     if not isinstance(value, str):
         return value
     try:
-        return float(value[:-1] if value.endswith("%") else "not a percentage") / 100
+        share = float(value[:-1] if value.endswith("%") else "not a percentage") / 100
     except ValueError:
-        raise refusal(f"{value!r} is not a fraction", "write 5% or 0.05") from None
+        share = math.inf
+    if share >= _NO_SHARE:
+        raise refusal(f"{value!r} is not a fraction", "write 5% or 0.05")
+    return share
 
 
 def _read_bytes(value: Any) -> Any:
@@ -105,7 +113,8 @@ def _read_bytes(value: Any) -> Any:
 def parse_bytes(text: str) -> int | None:
     """Return the bytes of an amount such as `40 GiB` or `1.5GB`; None if it is none."""
     match = _BYTES.fullmatch(text)
-    return None if match is None else round(float(match[1]) * _BYTE_UNITS[match[2]])
+    amount = math.inf if match is None else float(match[1]) * _BYTE_UNITS[match[2]]
+    return round(amount) if math.isfinite(amount) else None
 
 
 def _check_weights(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -14,6 +15,8 @@ from benchbox.store.record import SCHEMA_VERSION, check_version
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+_LAUNCH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class _Value(TypedDict):
@@ -112,9 +115,20 @@ def read_baseline(path: Path) -> Baseline:
     values = read_json(path)
     check_version(values, str(path))
     del values["schema_version"]
-    if problem := type_problem(values, _BaselineFile):
+    problem = type_problem(values, _BaselineFile) or _launch_problem(values.get("cells", {}))
+    if problem:
         raise RecordError(f"{path}: not a baseline ({problem})")
     try:
         return Baseline(**values | {"started_at": tuple(values.get("started_at", ()))})
     except TypeError as error:
         raise RecordError(f"{path}: not a baseline ({error})") from None
+
+
+def _launch_problem(cells: Mapping[str, _BaselineCell]) -> str | None:
+    """Return which key of a metric's launches is no number of a launch, or None."""
+    for cell_id, cell in cells.items():
+        for metric, value in cell["values"].items():
+            for number in value.get("by_launch", {}) if value else ():
+                if not _LAUNCH.fullmatch(number):
+                    return f"cells.{cell_id}.values.{metric}.by_launch.{number}: no number of a launch"
+    return None

@@ -17,6 +17,7 @@ import os
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
+from benchbox.errors import RecordError
 from benchbox.store.files import json_text
 
 if TYPE_CHECKING:
@@ -92,7 +93,11 @@ class Chain:
         return self.path.is_file()
 
     def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Append entries (without digests), and return when they are on disk."""
+        """Append entries (without digests), and return when they are on disk.
+
+        Raises:
+            RecordError: the last line is no entry, so that nothing can follow from it.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as stream:
             end = stream.seek(0, os.SEEK_END)
@@ -100,7 +105,12 @@ class Chain:
             *lines, torn = stream.read().split(b"\n")
             if torn:  # the machine stopped within a line, whose record was not written yet
                 stream.truncate(end - len(torn))
-            previous = str(json.loads(lines[-1])["digest"]) if lines else ""
+            try:
+                previous = str(json.loads(lines[-1])["digest"]) if lines else ""
+            except (KeyError, RecursionError, TypeError, ValueError):
+                raise RecordError(
+                    f"{self.path}: the last line is no entry of a chain; remove it, or choose another --out"
+                ) from None
             for entry in entries:
                 previous = _digest(previous, entry)
                 stream.write(json.dumps({**entry, "digest": previous}).encode() + b"\n")

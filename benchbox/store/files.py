@@ -140,6 +140,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path}: {problem}; delete it and run again") from None
     except UnicodeDecodeError:
         raise RecordError(f"{path}: not text") from None
+    except (RecursionError, ValueError):
+        raise RecordError(f"{path}: nested too deeply, or with a number of too many digits: not what benchbox writes") from None
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from None
     if not isinstance(value, dict):

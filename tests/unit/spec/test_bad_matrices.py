@@ -133,6 +133,18 @@ APPENDED = [
         "m.yaml:8:58: '5' is not a fraction; write 5% or 0.05",
     ),
     (
+        f"thresholds: [{{metric: mfu, vs: baseline, max_regression: {'9' * 400}}}]",
+        "m.yaml:8:58: is no fraction; write 5% or 0.05",
+    ),
+    (
+        f"thresholds: [{{metric: mfu, vs: baseline, max_regression: {'9' * 400}%}}]",
+        f"m.yaml:8:58: '{'9' * 400}%' is not a fraction; write 5% or 0.05",
+    ),
+    (
+        f"measure: {{memory_limit: {'9' * 400} GiB}}",
+        f"m.yaml:8:25: '{'9' * 400} GiB' is not an amount of memory; write it as in 40 GiB, 512 MiB, 1.5 GB, or as bytes",
+    ),
+    (
         "thresholds: [{metric: mfu, vs: baseline, max_regression: 5}]",
         "m.yaml:8:58: 5 is 500%; write 5% or 0.05, and 500% if that is meant",
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchbox.errors import RecordError
 from benchbox.store.chain import content_sha256
 from benchbox.store.files import write_json
 from benchbox.store.run import RunStore
@@ -103,3 +104,13 @@ def test_a_plan_that_was_there_before_another_one_is_an_entry_again(store):
     store.write_run(example_run([CELL], reference={}))
     store.write_run(example_run([CELL]))
     assert kinds(store) == ["plan", "record", "plan", "plan"]
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", "{}", "[" * 100_000, "\udcff"])
+def test_nothing_is_appended_to_a_last_line_that_is_no_entry(store, line):
+    path = store.path / "chain.jsonl"
+    text = path.read_bytes() + line.encode(errors="surrogateescape") + b"\n"
+    path.write_bytes(text)
+    with pytest.raises(RecordError, match=r"chain\.jsonl: the last line is no entry of a chain; remove it, or"):
+        store.write_record(example_record(launch=2))
+    assert path.read_bytes() == text

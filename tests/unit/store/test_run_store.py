@@ -94,6 +94,8 @@ def test_a_record_has_no_number_that_is_not_json(store):
         (lambda text: text.replace('"status": "ok"', '"status": "fine"'), "unknown status 'fine'"),
         (lambda text: text.replace('"launch": 1', '"launch": 2'), "moved or copied here"),
         (lambda text: "\udcff", "not text"),
+        (lambda text: "[" * 200_000, "nested too deeply, or with a number of too many digits"),
+        (lambda text: '{"loss": ' + "9" * 5000 + "}", "nested too deeply, or with a number of too many digits"),
     ],
 )
 def test_a_damaged_record_is_one_line_that_names_the_file_and_what_is_wrong(store, damage, message):

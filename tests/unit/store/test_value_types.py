@@ -99,6 +99,10 @@ def test_a_plan_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, pa
             {"cells": {"abc": {"cell": {}, "values": {"step_time_s": {**VALUE, "value": "fast"}}}}},
             "cells.abc.values.step_time_s.value: text, and a number is expected",
         ),
+        (
+            {"cells": {"abc": {"cell": {}, "values": {"step_time_s": {**VALUE, "by_launch": {"x": 1.0}}}}}},
+            "cells.abc.values.step_time_s.by_launch.x: no number of a launch",
+        ),
         ({"environment": {"torch": 2.13}}, "environment.torch: a number, and text is expected"),
     ],
 )
