@@ -115,6 +115,7 @@ def audit_precision(
         "beta2": beta2,
         "data": data,
         "launcher": launcher,
+        "policy-dir": policy_dirs or None,
     }
     if checkpoint is not None and steps is not None:
         raise ConfigurationError(Problem("--steps", "goes with a session or a command", "a checkpoint takes no steps"))

@@ -169,6 +169,10 @@ def test_programs_get_one_complete_document(checkpoint, form, read):
         ),
         ("--size tiny -- python y", "--size: goes with a session of benchbox; leave it out: a command is audited as it is"),
         (
+            "--policy-dir x -- python y",
+            "--policy-dir: goes with a session of benchbox; leave it out: a command is audited as it is",
+        ),
+        (
             "--launcher torchrun --checkpoint x",
             "--launcher: goes with a session of benchbox; leave it out: a checkpoint is audited as it is",
         ),
