@@ -24,6 +24,7 @@ from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 if TYPE_CHECKING:
     from benchbox.launch.slurm.job import JobState, SlurmJob
     from benchbox.launch.supervise.outcome import Outcome
+    from benchbox.spec.cell import Cell
     from benchbox.spec.measured_setup import MeasuredSetup
 
 _EXIT_CODES = {
@@ -145,6 +146,8 @@ def train(
         script = render(loaded.name, command, folder, resources, requeued=None if resume else "--resume")
     if dry_run:
         preview(loaded, config, overrides, drawing)
+        if resume:
+            print(_describe_resume(folder, loaded.cell))
         print(f"\n{script}" if script else "", end="")
         return
     if drawing is not None:
@@ -173,6 +176,13 @@ def train(
                 stop_signals=stop_signals,
             )
     _exit(outcome, folder)
+
+
+def _describe_resume(folder: Path, cell: "Cell") -> str:
+    from benchbox.store.checkpoints import describe_resume, list_checkpoints
+
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    return describe_resume(checkpoints[-1], cell) if checkpoints else f"{folder} has no checkpoint: --resume starts anew"
 
 
 def _check_job(job: "SlurmJob", state: "JobState") -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
+from benchbox.spec.train import load_train
 from tests.support.datasets import write_dataset, write_robot
+from tests.support.saved_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,3 +130,13 @@ def test_a_dry_run_warns_of_tasks_that_are_cut_and_says_that_the_training_ends_i
     assert "2 different tasks have the same tokens as another one" in result.stderr
     assert result.stderr.count("\n") == 1
     assert "\nnote: the training ends in the warm-up: steps is 40 and optim.warmup_steps is 1000" in result.stdout
+
+
+def test_a_dry_run_of_a_resumed_training_says_after_which_step_it_continues(benchbox, tmp_path: Path) -> None:
+    config, out = write(tmp_path, TRAINING), tmp_path / "out"
+    first = benchbox("train", config, "--out", out, "--resume", "--dry-run")
+    assert f"{out} has no checkpoint: --resume starts anew\n" in first.stdout
+    save_checkpoint(out / "checkpoints", 7, load_train(config).cell)
+    again = benchbox("train", config, "--out", out, "--resume", "--dry-run")
+    assert "resuming after step 7 (" in again.stdout
+    assert "resuming" not in benchbox("train", config, "--out", out, "--dry-run").stdout
