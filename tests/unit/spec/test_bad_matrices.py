@@ -93,6 +93,8 @@ APPENDED = [
     ("include: [3]", "m.yaml:8:11: include[0] must be a mapping, not 3"),
     ("exclude: [{world_size: 2}]", "m.yaml:8:1: every cell is excluded"),
     ("exclude: [{batch: 2}, {backend: ddp, batch: 8}]", "m.yaml:8:23: no cell has backend=ddp batch=8; batch is one of 1, 2"),
+    ("exclude: [{backend: ddp}, {backend: zero1}]", "m.yaml:8:27: no cell has backend=zero1; backend is one of zero2, ddp"),
+    ("exclude: [{backend: ddp, batch: 4}]", "m.yaml:8:11: no cell has backend=ddp batch=4; batch is one of 1, 2"),
     ("reference: {backend: zero3}", "m.yaml:8:12: no cell has backend=zero3; backend is one of zero2, ddp"),
     (
         "thresholds: [{metric: mfu}]",

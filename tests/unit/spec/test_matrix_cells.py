@@ -60,6 +60,8 @@ def test_without_axes_and_points_the_top_level_is_the_one_cell(load):
 
 
 def test_excluded_points_are_left_out_where_every_key_agrees(load):
+    matrix = load(GOOD + "exclude: [{backend: ddp, batch: 2}, {batch: 2}]\n")
+    assert len(list(matrix.cells())) == 2
     matrix = load(GOOD + "exclude: [{backend: ddp, batch: 2}]\n")
     assert points(matrix, "backend", "batch") == [("zero2", 1), ("zero2", 2), ("ddp", 1)]
 
