@@ -180,6 +180,9 @@ def load_train(
                 f"keep_best needs a validation at every checkpoint, and {parsed.checkpoint.every} is no multiple of {every}"
             )
             problems.append(Problem(where, message, "make checkpoint.every a multiple of validation.every"))
+    if parsed is not None and (given := parsed.validation.model_fields_set) and "every" not in given:
+        hint = "give validation.every, the steps between validations; 0 for none"
+        problems.append(Problem(source.where(("validation",), key=True), "nothing is validated without every", hint))
     if parsed is None or problems:
         raise ConfigurationError(in_order(problems))
     entry = policies[parsed.explicit_values()["policy"]]

@@ -113,6 +113,13 @@ def test_validation_is_off_unless_it_is_asked_for_and_reaches_the_worker(load_tr
     assert TrainConfig.from_dict(older).validation.every == 0
 
 
+def test_settings_of_a_validation_that_never_takes_place_are_refused(load_training):
+    with pytest.raises(ConfigurationError, match=r"t.yaml:\d+:1: nothing is validated without every; give validation.every, "):
+        load_training(GOOD + "data: {validation: 0.2}\nvalidation: {at_start: true}\n")
+    switched_off = GOOD + "data: {validation: 0.2}\nvalidation: {every: 5, at_start: true}\n"
+    assert load_training(switched_off, {"validation.every": "0"}).validation.every == 0
+
+
 def test_a_tracker_that_is_not_installed_is_named_with_its_remedy(load_training, monkeypatch):
     """A package that exists nowhere stands for one that is not installed here."""
     monkeypatch.setitem(TRACKERS, "absent", TrackerInfo("absent", "no_such_package", "nowhere:open"))
