@@ -117,6 +117,8 @@ def test_runs_and_baselines_of_commits_are_named_as_git_names_them(base, slower,
     monkeypatch.chdir(base)
     result = compare("HEAD~1:.", published)
     assert str(result.exception) == f"1 of 5 figures are worse in {published} than in HEAD~1:."
+    for name in ("HEAD:.", "HEAD:./", "HEAD:../" + base.name):  # launches that are not packed
+        assert str(compare(name, slower).exception) == f"1 of 5 figures are worse in {slower} than in {name}"
     monkeypatch.chdir(tmp_path)
     absent = compare("HEAD:reports/absent", "reports/example").exception
     assert isinstance(absent, RecordError)
