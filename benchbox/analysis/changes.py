@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchbox.analysis.baseline_walks import resolved_point
 from benchbox.analysis.certificates import LARGEST_BATCH
 from benchbox.analysis.comparability import (
+    ENVIRONMENT_KEYS,
     memory_limit_difference,
     run_differences,
     steps_difference,
@@ -34,8 +35,9 @@ from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
 from benchbox.analysis.summary import MISSING, label, varying_fields
-from benchbox.errors import ConfigurationError
+from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.metrics import metric_by_name
+from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
@@ -125,11 +127,15 @@ def compare_runs(
         noise: noise of the machine, if it was measured. No improvement or regression within its floor is settled.
 
     Raises:
-        ConfigurationError: there is no such metric, or it is a word.
+        ConfigurationError: there is no such metric or key of the environment, or the metric is a word.
     """
     named = [metric_by_name(name) for name in metric_names]
     if words := [metric.name for metric in named if not metric.is_number]:
         raise ConfigurationError(f"metric {words[0]} is a word: only numbers can be named, and the status is always compared")
+    if unknown := [key for key in vary if key not in ENVIRONMENT_KEYS]:
+        raise ConfigurationError(
+            Problem(f"--vary {unknown[0]}", "no such key of the environment", did_you_mean(unknown[0], ENVIRONMENT_KEYS))
+        )
     differences = {
         **base.mixed,
         **head.mixed,

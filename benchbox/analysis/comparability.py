@@ -47,6 +47,8 @@ _SAME_ENVIRONMENT = (
 # The same, but older records lack them, and what is unknown on one side is no difference.
 _ADDED_ENVIRONMENT = ("nccl", "numerics", "cpu_capability")
 
+ENVIRONMENT_KEYS = (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)
+
 # Of all launches of a run, whatever their cells: the others depend on the number of ranks, or are equal where launches resume.
 _SAME_IN_A_RUN = ("machine", "benchbox", "torch", "accelerate", "deepspeed", "driver", "cuda", "nccl", "cpu_capability")
 
@@ -262,7 +264,7 @@ def _not_in_turns(subject: CellSummary, reference: CellSummary) -> bool:
 def _differing_key(summary: CellSummary) -> str | None:
     """Return the first key of the environment in which ok launches of a cell differ: part of them were measured elsewhere."""
     records = list({id(record["environment"]): record for record in summary.ok}.values())
-    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT) if len(records) > 1 else ():
+    for key in ENVIRONMENT_KEYS if len(records) > 1 else ():
         values = [value for record in records if (value := _environment_value(record["environment"], key)) is not None]
         if any(value != values[0] for value in values):
             return key
@@ -278,7 +280,7 @@ def environment_differences(
     may measure in another way. What one side does not know is no difference.
     """
     differences = {}
-    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
+    for key in ENVIRONMENT_KEYS:
         first, second = (_environment_value(side, key) for side in (ours, theirs))
         is_judged = key in _JUDGED_BY_GATE and not (include_machine and key == "machine")
         if not is_judged and None not in (first, second) and first != second:
@@ -322,7 +324,7 @@ def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> 
 
 def same_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a launch's environment in which launches must agree before a ratio of them means anything."""
-    known = {key: environment.get(key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
+    known = {key: environment.get(key) for key in ENVIRONMENT_KEYS}
     return {key: value for key, value in known.items() if value is not None}
 
 
@@ -377,7 +379,7 @@ def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str,
     environment: Mapping[str, Any] | None = record["environment"]
     if "world_size" in axis and environment:  # fewer ranks have more threads each: that is part of what is compared
         environment = _without_threads(environment)
-    return values | {key: _environment_value(environment, key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
+    return values | {key: _environment_value(environment, key) for key in ENVIRONMENT_KEYS}
 
 
 def _environment_value(environment: Mapping[str, Any] | None, key: str) -> Any:

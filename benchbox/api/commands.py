@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def run(
         overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}. Text is text, and no YAML.
         only: expressions that select cells, as of `--only`, or one.
         policy_dirs: folders of further policies, as of `--policy-dir`, or one.
-        options: more options of `benchbox run`.
+        options: more options of `benchbox run`: their words, or one text of them as in a shell.
 
     Raises:
         ConfigurationError: the matrix or an argument is wrong.
@@ -67,7 +68,7 @@ def run(
     sets = [f"{key}={_yaml(value)}" for key, value in (overrides or {}).items()]
     further = [Path(folder) for folder in _several(policy_dirs)]
     folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets), further).name
-    arguments = ["run", str(matrix), "--out", str(folder), *_several(options)]
+    arguments = ["run", str(matrix), "--out", str(folder), *_words(options)]
     arguments += [word for text in sets for word in ("--set", text)]
     arguments += [word for text in _several(only) for word in ("--only", text)]
     arguments += [word for policies in further for word in ("--policy-dir", str(policies))]
@@ -110,17 +111,22 @@ def compare(
 
     Raises:
         RecordError: a side cannot be read.
-        ConfigurationError: there is no such metric, or `relevant` is no share.
+        ConfigurationError: there is no such metric or key of the environment, or `relevant` is no share.
     """
     if not 0 < relevant < 1:
         raise ConfigurationError(f"relevant={relevant}: write 2% as 0.02")
     sides = open_side(str(base)), open_side(str(head))
-    return compare_sides(*sides, metric_names=_several(metrics), vary=_several(vary), relevant=relevant)
+    keys = [key.strip() for text in _several(vary) for key in text.split(",")]
+    return compare_sides(*sides, metric_names=_several(metrics), vary=keys, relevant=relevant)
 
 
 def _several(values: str | Path | Collection[Any]) -> list[Any]:
     """Return values as a list: one text is one value, not its characters."""
     return [values] if isinstance(values, str | Path) else list(values)
+
+
+def _words(options: str | Sequence[str]) -> list[str]:
+    return shlex.split(options) if isinstance(options, str) else list(options)
 
 
 def _yaml(value: Any) -> str:

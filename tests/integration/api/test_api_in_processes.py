@@ -55,6 +55,7 @@ def test_a_wrong_matrix_raises_what_the_command_says(tmp_path):
         ({"options": "--bogus"}, "No such option: --bogus"),
         ({"launches": 0}, "^launches=0: give 1 or more$"),
         ({"options": ["--launches", "0"]}, "^--launches 0: is no number of launches; give 1 or more, or auto$"),
+        ({"options": "--launches 0 --no-estimate"}, "^--launches 0: is no number of launches; give 1 or more, or auto$"),
         ({"options": ["--launches", "many"]}, "^--launches many: is no number of launches"),
         ({"policy_dirs": "nowhere", "only": "batch=9"}, "no cell has batch 9"),
     ],

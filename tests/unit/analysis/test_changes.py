@@ -302,6 +302,12 @@ def test_a_run_whose_launches_differ_in_a_version_is_incomparable_whatever_its_l
     assert varied.verdict == "regression"
 
 
+def test_a_key_that_may_vary_and_does_not_exist_is_refused():
+    sides = figures(steady_records(step_s=STEP_S, started="2025-12-31")), figures(steady_records(step_s=STEP_S))
+    with pytest.raises(ConfigurationError, match="--vary torhc: no such key of the environment; did you mean 'torch'"):
+        compare_runs(*sides, metric_names=THROUGHPUT, vary=["machine", "torhc"])
+
+
 def test_two_baselines_without_launches_are_not_compared_by_their_values():
     (cell,) = BASE.cells.values()
     older = replace(BASE, cells={CELL.cell_id: replace(cell, by_launch={})})

@@ -173,6 +173,7 @@ def test_two_runs_are_compared_by_their_paths(tmp_path):
         ("b", {"relevant": 0.2}, "neutral"),
         ("c", {}, "incomparable"),
         ("c", {"vary": "torch"}, "regression"),
+        ("c", {"vary": "machine, torch"}, "regression"),
     ):
         (change,) = benchbox.compare(tmp_path / "a", tmp_path / head, metrics="step_time_s", **options).changes
         assert change.verdict == verdict, options
