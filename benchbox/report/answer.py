@@ -105,10 +105,11 @@ def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], lim
     assert speed is not None
     peak = fastest.peak_bytes
     memory = "" if peak is None else f", {quantity(peak, 'bytes')} at its peak on a rank"
-    among = f"Fastest of {answer.candidates} set-ups{limit}" if answer.candidates > 1 else f"The only set-up{limit}"
-    if answer.failed:
-        total = answer.candidates + sum(answer.failed.values())
-        among = f"Fastest of {answer.candidates} of {total} set-ups{limit}"
+    total = answer.candidates + sum(answer.failed.values())
+    if answer.candidates > 1:
+        among = f"Fastest of {answer.candidates}{f' of {total}' if answer.failed else ''} set-ups{limit}"
+    else:
+        among = f"The only set-up{f' of {total} that ended ok' if answer.failed else ''}{limit}"
     left = f"; {answer.too_large} need more" if answer.too_large else ""
     left += f"; {_outcomes(answer.failed)}" if answer.failed else ""
     left += f"; what {answer.unknown_memory} need is unknown" if answer.unknown_memory else ""

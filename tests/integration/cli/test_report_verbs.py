@@ -231,7 +231,7 @@ def test_a_summary_of_a_large_run_is_cut_to_a_page(tmp_path):
         error = OOM | {"message": f"message {number}\n# of <several> *lines*"}
         store.write_record(example_record(cell, **({"status": "oom", "error": error} if cell.batch == 3 else {})))
     text = benchbox("report", tmp_path, "--summary").stdout
-    assert text.count("- The only set-up: ") == 8
+    assert text.count("- The only set-up of 2 that ended ok: ") == 8
     assert "\n1 more tasks: report.html has their answers.\n" in text
     lines = [line for line in text.splitlines() if ": oom, OutOfMemoryError: message " in line]
     assert len(lines) == 8

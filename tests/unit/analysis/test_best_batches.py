@@ -204,7 +204,7 @@ def test_a_walk_with_a_batch_that_diverged_has_no_ratio_at_any_batch_and_is_no_a
     assert (diverged.verdict, diverged.ratio) == ("incomparable", None)
     assert diverged.reason.startswith("batch 2 is diverged: ")
     (box,) = build_report(machine.store.run(), records_of(machine, at_start=wrong)).answers
-    assert box.lines[0].text.startswith("Fastest of 1 of 2 set-ups: backend=zero2 batch=5, ")
+    assert box.lines[0].text.startswith("The only set-up of 2 that ended ok: backend=zero2 batch=5, ")
     assert box.lines[0].text.endswith("; 1 trained differently.")
 
 

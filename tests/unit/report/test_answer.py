@@ -286,7 +286,7 @@ def test_every_task_has_an_answer_of_its_own_and_failed_cells_are_none():
         boxes[1].lines[0].text,
         "Nothing to compare it with.",
     ]
-    assert boxes[1].lines[0].text.startswith("Fastest of 1 of 2 set-ups: backend=ddp, ")
+    assert boxes[1].lines[0].text.startswith("The only set-up of 2 that ended ok: backend=ddp, ")
     assert boxes[1].lines[0].text.endswith("; 1 ran out of memory.")
 
 
