@@ -87,11 +87,11 @@ def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(planned, tmp_
     path, store = tmp_path / "m.yaml", RunStore(tmp_path / "run")
     path.write_text(MATRIX)
     (cell,) = plan(load_matrix(path)).cells
-    store.write_run(example_run([cell]))
+    store.write_run(example_run([cell], name="m"))
     for launch in (1, 2, 3):
         store.write_record(example_record(cell, launch))
     if not planned:
-        store.write_run(example_run([replace(cell, batch=64)]))
+        store.write_run(example_run([replace(cell, batch=64)], name="m"))
     at_begin = []
 
     def stop(launches, **_):
