@@ -131,7 +131,7 @@ def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_
     for ranks in (1024, 8, 2):
         assert f"simulated as rank 0 of {ranks} on real tensors: equals the formulas in every collective" in result.output
     assert not (cache / "torch_extensions").exists()
-    assert "not simulated: backend single is not simulated: there is no formula" in result.output
+    assert "not simulated: backend single is not simulated: it has no collectives" in result.output
 
 
 def test_frozen_units_within_checkpointed_layers_are_gathered_as_often_as_the_formula_says() -> None:
@@ -171,7 +171,7 @@ def test_the_end_of_the_process_that_forks_is_the_reason_of_every_cell(tmp_path:
 @pytest.mark.parametrize(
     ("cell", "reason"),
     [
-        ({"backend": "single"}, "backend single is not simulated: there is no formula"),
+        ({"backend": "single"}, "backend single is not simulated: it has no collectives"),
         ({"backend": "fsdp2", "world_size": 2}, "backend fsdp2 is not simulated: there is no formula"),
         ({"backend": "ddp", "world_size": 2, "compile": "blocks"}, "compiled graphs are not simulated"),
     ],
