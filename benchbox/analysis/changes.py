@@ -148,6 +148,7 @@ def compare_runs(
     limits = memory_limit_difference(head.measure, base.measure)
     changes = _walk_changes(base, head, fields, refusal or limits)
     tested: dict[int, tuple[Metric, _Sides]] = {}  # by index of the change
+    has_figures = False  # on both sides, of any cell
     for cell_id, figures in pairs.items():
         text = label(figures.cell, fields)
         before, after = base.cells.get(cell_id), head.cells.get(cell_id)
@@ -158,6 +159,7 @@ def compare_runs(
             continue
         assert before is not None
         assert after is not None
+        has_figures = True
         raw, of_walk = (before, after), before.of_walk or after.of_walk
         if of_walk:
             before, after = without_search(before), without_search(after)
@@ -171,13 +173,29 @@ def compare_runs(
                 refusal,
                 relevant,
                 is_searched=of_walk and all(side.by_launch.get(metric.name) for side in raw),
-                is_named=metric_names is not DEFAULT_METRICS,
             )
             if change is None:
                 continue
             if sides is not None:
                 tested[len(changes)] = (metric, sides)
             changes.append(change)
+    compared = {change.metric for change in changes}
+    changes += [
+        Change(
+            cell_id="",
+            cell="all",
+            metric=metric.name,
+            unit=metric.unit,
+            base=None,
+            head=None,
+            verdict="missing",
+            reason="no cell has a value on either side",
+        )
+        for metric in named
+        if has_figures
+        and metric_names is not DEFAULT_METRICS
+        and metric.name not in compared  # a gate must not be empty unnoticed
+    ]
     effects = [estimate_effect(*sides, alpha=ALPHA, pairs=len(tested), same_run=False) for _, sides in tested.values()]
     adjusted = holm([effect.p for effect in effects])
     needed = launches_to_settle(max(1, len(tested)))
@@ -267,7 +285,7 @@ def _status_change(
 def _is_of_one_search(figures: CellFigures, status: Change, base: RunFigures, head: RunFigures) -> bool:
     """Return whether the search of one side tried a batch once, and that of the other side had no need to.
 
-    The largest batches of their walks are what is compared. A batch that was repeated, or failed, is missing on the other side.
+    The largest batches of their walks are what is compared. A batch that was repeated or crashed is missing on the other side.
     """
     statuses = {status.base, status.head}
     if not figures.of_walk or MISSING not in statuses or not statuses <= {"ok", "oom", MISSING}:
@@ -287,14 +305,10 @@ def _change(
     relevant: float,
     *,
     is_searched: bool,
-    is_named: bool,
 ) -> tuple[Change | None, _Sides | None]:
-    """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better.
-
-    There is none of a metric without a value on either side, unless the user named it: a gate must not be empty unnoticed.
-    """
+    """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better."""
     old, new = (figures.values.get(metric.name) for figures in (before, after))
-    if old is None and new is None and not is_named:
+    if old is None and new is None:
         return None, None
     values: dict[str, Any] = {
         "base": None if old is None else old.value,
@@ -302,8 +316,7 @@ def _change(
     }
     change = Change(cell_id=cell_id, cell=text, metric=metric.name, unit=metric.unit, verdict="missing", **values)
     if old is None or new is None:
-        absent = "neither side" if old is new else "base" if old is None else "head"
-        return replace(change, reason=f"{absent} has {'a' if old is new else 'no'} value"), None
+        return replace(change, reason=f"{'base' if old is None else 'head'} has no value"), None
     if refusal is not None:
         return replace(change, verdict="incomparable", reason=refusal), None
     launches = [figures.by_launch.get(metric.name) or {} for figures in (before, after)]
@@ -313,7 +326,10 @@ def _change(
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None
     if not has_noise(metric):
         return _judge_values(change, metric, old.value, new.value, relevant, *(side.values() for side in launches)), None
-    if min(value for side in launches for value in side.values()) <= 0:
+    values_of_launches = [value for side in launches for value in side.values()]
+    if not any(values_of_launches):
+        return replace(change, verdict="neutral"), None
+    if min(values_of_launches) <= 0:
         return replace(change, verdict="inconclusive", reason=_NO_RATIO), None
     return change, (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
 

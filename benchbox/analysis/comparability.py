@@ -306,7 +306,9 @@ def run_differences(
 
 
 def _without_threads(environment: Mapping[str, Any]) -> dict[str, Any]:
-    variables = {name: value for name, value in (environment.get("variables") or {}).items() if name not in _THREAD_VARIABLES}
+    variables = environment.get("variables")
+    if variables is not None:
+        variables = {name: value for name, value in variables.items() if name not in _THREAD_VARIABLES}
     return {**environment, "threads": None, "variables": variables}
 
 

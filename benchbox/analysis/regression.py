@@ -11,7 +11,7 @@ from benchbox.analysis.baseline_walks import fastest_batch, resolved_point
 from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.inference import ALPHA, can_settle, estimate_effect, launches_to_settle
 from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
-from benchbox.analysis.peak_changes import is_peak, raised_beyond_chance
+from benchbox.analysis.peak_changes import is_peak, raised_beyond_chance, why_unsettled
 from benchbox.analysis.quantities import quantity
 
 if TYPE_CHECKING:
@@ -179,11 +179,13 @@ def _judge(
     values = [ours.value, theirs.value, *ours.by_launch.values(), *theirs.by_launch.values()]
     if not has_noise(metric):
         verdict: Verdict = "ok" if low <= ours.value <= high else "breach"
-        lowest, note = min(ours.by_launch.values(), default=ours.value), None
-        if verdict == "breach" and is_peak(metric) and lowest <= high and not raised_beyond_chance(lowest, ours.value):
-            actual_lowest = quantity(lowest, metric.unit, digits=4)
-            verdict, note = "inconclusive", f"chance may raise the peak of a launch, and the lowest is {actual_lowest}"
+        note = None
+        if verdict == "breach" and is_peak(metric) and not raised_beyond_chance(theirs.value, ours.value):
+            note = why_unsettled(theirs.by_launch.values(), ours.by_launch.values(), allowed)
+            verdict = "inconclusive" if note else verdict
         return RegressionJudgement(expected=expected, actual=actual, verdict=verdict, note=note)
+    if not any(values):
+        return RegressionJudgement(expected=expected, actual=actual, verdict="ok")
     if min(values) <= 0:
         note = "launches are tested by the ratios of their values, and one is not above zero"
         return RegressionJudgement(expected=expected, actual=actual, verdict="inconclusive", note=note)

@@ -194,8 +194,13 @@ def _value_changes(trend: Trend, relevant: float) -> list[ChangePoint]:
         before, after = trend.points[reference], trend.points[index]
         if value_change(trend.metric, before.value, after.value) <= relevant:
             continue
-        if is_peak(trend.metric) and why_unsettled(before.launches, after.launches, relevant):
-            continue
+        if is_peak(trend.metric):  # the runs since the last change, and this one with the next, have more launches together
+            earlier, later = (
+                [value for point in trend.points[first:stop] for value in point.launches]
+                for first, stop in ((reference, index), (index, index + 2))
+            )
+            if why_unsettled(earlier, later, relevant):
+                continue
         changes.append(_value_change(trend, reference, index))
         reference = index
     return changes

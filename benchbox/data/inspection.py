@@ -87,7 +87,7 @@ def _describe_partial_statistics(dataset: LeRobotDataset) -> str | None:
     if not partial:
         return None
     parts = ", ".join(f"{name} of {counts[name]} of {len(dataset.episodes)} episodes" for name in partial)
-    return f"meta/episodes_stats.jsonl has only those of {parts}, which are not used"
+    return f"meta/episodes_stats.jsonl has statistics of {parts} only, which are not used"
 
 
 def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:

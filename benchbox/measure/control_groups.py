@@ -19,10 +19,10 @@ _UNLIMITED = ("max", "-1")
 def usable_cores() -> int:
     """Return the number of cores this process may use, in a container or a Slurm step fewer than the machine has.
 
-    A quota counts as the cores whose time it is, rounded up.
+    A quota counts as the whole cores whose time it is: with more threads, all of them would wait in each period.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(math.ceil, _quotas())]))
+    return max(1, min([cores, *map(math.floor, _quotas())]))
 
 
 def quota_throttled_s() -> float | None:

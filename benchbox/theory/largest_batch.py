@@ -17,7 +17,8 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most
 
     The peak is the highest of several moments of a step, and each of them grows evenly with the batch. So the line through two
     batches is exact or too low beyond them, and too high between them: it gives the batch to predict next. Beyond
-    `MAX_PREDICTED` it is the line through that batch and half of it, and the result may be too large.
+    `MAX_PREDICTED` it is the line through that batch and half of it, and the result may be too large; it is at most
+    16 times that batch, unless `at_most` is given.
 
     Args:
         peak_bytes: predicts the peak of a rank at a batch. It is asked for each batch once.
@@ -25,8 +26,7 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most
     peaks = {1: peak_bytes(1)}
     if peaks[1] > limit_bytes:
         return 0
-    most = at_most or _NO_LIMIT
-    lower, upper = 1, most + 1
+    lower, upper = 1, (at_most or _NO_LIMIT) + 1
     while upper - lower > 1:
         batch = max(lower, min(_on_line(peaks, lower, upper, limit_bytes), upper - 1))
         if batch == lower:
@@ -34,7 +34,7 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most
         if lower >= MAX_PREDICTED:
             half = MAX_PREDICTED // 2
             peaks[half] = peaks[half] if half in peaks else peak_bytes(half)
-            return max(lower, min(_crossing(peaks, half, lower, limit_bytes), most, _MAX_EXTRAPOLATED))
+            return max(lower, min(_crossing(peaks, half, lower, limit_bytes), at_most or _MAX_EXTRAPOLATED))
         batch = min(batch, MAX_PREDICTED)
         peaks[batch] = peak_bytes(batch)
         if peaks[batch] <= limit_bytes:

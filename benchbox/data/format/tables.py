@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from benchbox.data.format.metadata import DatasetMetadata, Episode
 
-# Of one process. Frames that are shuffled over a dataset come from any of its files, and the numbers of a million frames are
-# some 200 MB: a count of files instead would read most of the small ones again for every sample.
+# Of all datasets of a process, each with an equal part. Frames that are shuffled over a dataset come from any of its files, and
+# the numbers of a million frames are some 200 MB: a count of files would read most of the small ones again for every sample.
 MAX_CACHED_BYTES = 256 * 2**20
 _TEXT_BYTES = 64  # of a text in memory, beside its letters
 INDICES = ("index", "episode_index", "frame_index", "task_index", "subtask_index")
@@ -43,8 +44,11 @@ class _Table:
         return added
 
 
+_CACHES: WeakSet[TableCache] = WeakSet()  # of the process
+
+
 class TableCache:
-    """Columns of the most recently used data files of a dataset, read on first use, up to `MAX_CACHED_BYTES`.
+    """Columns of the most recently used data files of a dataset, read on first use, up to its part of `MAX_CACHED_BYTES`.
 
     Columns that were used of one file are read of the next one together, which opens it once.
     """
@@ -55,6 +59,7 @@ class TableCache:
         self._size_bytes = 0
         self._tables: OrderedDict[Path, _Table] = OrderedDict()
         self._last: tuple[Path | None, _Table] = (None, _Table({}, 0, 0))
+        _CACHES.add(self)
         self._relocated: dict[int, tuple[Path, int]] = {}  # by the first frame of episodes that are not where they are listed
 
     def rows(self, episode: Episode, name: str, start: int, stop: int) -> np.ndarray:
@@ -128,7 +133,7 @@ class TableCache:
     def _read(self, path: Path, names: Sequence[str]) -> None:
         """Read columns of a file that is open, and forget others for them: those of the files that were used longest ago."""
         self._size_bytes += self._tables[path].add(read_columns(path, {name: self._metadata.features[name] for name in names}))
-        while self._size_bytes > MAX_CACHED_BYTES and len(self._tables) > 1:
+        while self._size_bytes > MAX_CACHED_BYTES // len(_CACHES) and len(self._tables) > 1:
             self._size_bytes -= self._tables.popitem(last=False)[1].size_bytes
 
     def _open(self, path: Path) -> _Table:

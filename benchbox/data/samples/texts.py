@@ -157,7 +157,7 @@ class FrameTexts:
         if too_long:
             longest = max(too_long, key=counts.__getitem__)
             yield (
-                f"{limit}, and the ends of {len(too_long)} of {len(counts)} texts {name} are {cut}: the longest, "
+                f"{limit}, and the ends of {len(too_long)} of {len(counts)} {name} texts are {cut}: the longest, "
                 f"{_shorten(longest)}, takes {counts[longest]} tokens; {self._tokenizer_hint}choose a policy or size with more "
                 "tokens for it, or shorten the texts"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from typing import TYPE_CHECKING, Self
@@ -64,7 +65,9 @@ class FastTokenizer:
     @property
     def sha256(self) -> str:
         """SHA-256 of the vocabulary and the merges."""
-        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+        model = json.loads(self._tokenizer.to_str())["model"]  # beside it are fields of the library's format
+        content = [sorted(model["vocab"].items()), model["merges"]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def encode(self, chunk: np.ndarray) -> list[int]:
         """Return the token ids of a chunk (N, D); values outside [-1, 1] are clipped."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 # The controller answers all users of a cluster, so a job whose state does not change is asked for less and less often.
+_COMMAND_LIMIT_S = 60.0  # a command of Slurm that has not ended then waits for a controller that is down
 _ASK_AT_MOST_S = 10.0
 _NO_ANSWER_LIMIT_S = 600.0  # a controller that is restarted, or replaced by its backup, answers again after some minutes
 # A job that Slurm no longer knows of has ended: it forgets them after some minutes.
@@ -180,10 +181,14 @@ class _Questions:
 def _slurm(*command: str) -> str:
     """Run a command of Slurm and return what it printed. Ctrl-C in a terminal does not reach it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, start_new_session=True, timeout=_COMMAND_LIMIT_S
+        )
     except FileNotFoundError:
         message = f"--launcher slurm: there is no command {command[0]} on this machine; use it where Slurm is installed"
         raise ConfigurationError(message) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{command[0]} has not ended within {_COMMAND_LIMIT_S:g} s") from None
     if done.returncode:
         raise SlurmError(f"{command[0]}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
     return done.stdout.strip()

@@ -27,6 +27,7 @@ def generate_response(policy: FlowPolicy, batch: Batch, end: Tensor) -> Batch:
 
     Arguments are those of `benchbox.registry.contracts.RespondingPolicy.generate_response`.
     """
+    end = end.to(batch["response_tokens"].device)
     tokens, mask = torch.zeros_like(batch["response_tokens"]), torch.zeros_like(batch["response_mask"])
     expecting = {**batch, "response_mask": torch.ones_like(mask)}  # so that the words before a response are there
     expecting, present = policy.prepare_batch(expecting, acting=True)
@@ -45,7 +46,7 @@ def generate_response(policy: FlowPolicy, batch: Batch, end: Tensor) -> Batch:
         written = slice(position, position + len(end))
         tokens[ends, written], mask[ends, written] = end[: tokens.shape[1] - position], True
         ended |= ends
-        if ended.all():
+        if ended.all() or position == tokens.shape[1] - 1:
             break
         block = policy.model.text(f"{RESPONSE} {position}", tokens[:, [position]], mask[:, [position]], "causal")
         hidden, cache = policy.model.run_prefix(concat_blocks([block]), past, cache)

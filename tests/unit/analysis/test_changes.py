@@ -260,7 +260,25 @@ def test_runs_of_other_numbers_of_steps_are_incomparable(changed, reason):
 def test_a_metric_that_is_named_and_neither_side_has_is_missing():
     """A gate on it would be empty."""
     change = compared(steady_records(step_s=STEP_S), ("mfu",))
-    assert (change.metric, change.verdict, change.reason) == ("mfu", "missing", "neither side has a value")
+    assert (change.metric, change.verdict, change.reason) == ("mfu", "missing", "no cell has a value on either side")
+
+
+def test_a_metric_that_is_named_and_that_only_some_cells_have_is_compared_in_these():
+    """Such as the time of compilation, where `compile` is an axis."""
+    other = replace(CELL, backend="zero2")
+    sides = []
+    for day in ("2025-12-31", "2026-01-01"):
+        unknown = [record | {"loss": None} for record in steady_records(other, step_s=STEP_S, started=day)]
+        records = [*steady_records(step_s=STEP_S, started=day), *unknown]
+        sides.append(figures(records, cells=(CELL, other), name=day))
+    (change,) = compare_runs(*sides, metric_names=("final_loss",)).changes
+    assert (change.cell_id, change.verdict) == (CELL.cell_id, "neutral")
+
+
+def test_zero_in_all_launches_is_no_change(monkeypatch):
+    monkeypatch.setitem(metrics(), "retries", replace(metric_by_name("step_time_s"), name="retries", read=lambda _: 0.0))
+    base = figures(steady_records(step_s=STEP_S, started="2025-12-31"), name="base")
+    assert compared(steady_records(step_s=STEP_S), ("retries",), base).verdict == "neutral"
 
 
 def test_a_figure_that_one_side_lacks_is_missing_and_one_that_both_lack_is_left_out():

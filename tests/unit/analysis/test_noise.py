@@ -21,6 +21,7 @@ from benchbox.analysis.noise import (
     noise_floor,
     smallest_difference,
     split_launches,
+    why_not_used,
     with_earlier_runs,
 )
 from benchbox.analysis.regression import BaselineLookup
@@ -294,3 +295,10 @@ def test_a_utilisation_has_the_noise_of_the_step_time_it_is_computed_from():
     run = replace(run_of(), thresholds=[{"metric": "mfu", "max_regression": 0.02}])
     lookup = BaselineLookup(baseline, None, replace(NOISE, sigma=0.03))
     assert gate(run, summarize(run, with_mfu(steady_records(step_s=0.21))), lookup)[-1].verdict == "inconclusive"
+
+
+def test_a_floor_whose_set_up_is_not_known_is_used():
+    """Files of earlier versions have no runs."""
+    environment = {2: {"machine": "m", "torch": "2.13.0", "variables": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}}
+    assert why_not_used(NOISE, environment, {"steps": 5}) is None
+    assert why_not_used(replace(NOISE, runs=(noise_run(torch="1.0"),)), environment, {}) == "torch 2.13.0 against 1.0"

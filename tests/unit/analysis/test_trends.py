@@ -144,6 +144,16 @@ def test_a_peak_that_chance_raised_in_a_launch_is_no_change(launches, changed):
 
 
 @pytest.mark.parametrize(
+    ("levels", "changed"), [([100, 100, 104, 104], [2]), ([100, 104, 100, 100], []), ([100, 100, 104], [])]
+)
+def test_a_small_change_of_a_peak_that_lasts_is_marked_though_each_run_has_one_launch(levels, changed):
+    peaks = trend([float(level) for level in levels], metric="peak_allocated_bytes")
+    exact = [replace(entry, value=level, launches=(level,)) for entry, level in zip(peaks.points, levels, strict=True)]
+    (marked,) = mark_changes([replace(peaks, points=tuple(exact))])
+    assert changed_at(marked) == changed
+
+
+@pytest.mark.parametrize(
     ("metric", "levels"), [("updates_lost", (0.0, 0.0, 0.46, 0.46)), ("peak_allocated_bytes", (0.0, 0.0, 5.0, 5.0))]
 )
 def test_a_value_without_noise_that_leaves_zero_has_changed(metric, levels):

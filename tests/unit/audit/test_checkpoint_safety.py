@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import collections.abc
 import datetime as dt
 import decimal
 import enum
@@ -206,7 +207,7 @@ DATA = [
     *(collections.Counter("aab"), collections.OrderedDict(a=1), collections.ChainMap({"a": 1}), collections.UserDict(a=1)),
     *(dt.datetime.now(tz=dt.UTC), dt.timedelta(1), pathlib.Path("a"), decimal.Decimal("0.1")),
     *(argparse.Namespace(lr=1e-3), types.SimpleNamespace(lr=1e-3), uuid.uuid4()),
-    *(typing.Any, typing.Optional[int], list[int], typing.Callable),  # noqa: UP045
+    *(typing.Any, typing.Optional[int], list[int], typing.Callable, collections.abc.Sequence[int]),  # noqa: UP045
     *(Settings(lr=1e-3, nested=Settings(a=1)), Names(["a"]), Kind.A, Outer.Inner(), functools.partial(torch_file, value=1)),
 ]
 

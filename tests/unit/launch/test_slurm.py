@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.errors import ConfigurationError
+from benchbox.launch.slurm import job as slurm_job
 from benchbox.launch.slurm.job import SlurmError, SlurmJob
 from benchbox.launch.slurm.options import parse_slurm_options
 from benchbox.launch.slurm.script import render_script
@@ -350,3 +351,9 @@ def test_ctrl_c_reaches_no_command_of_slurm(answer: Callable[[str], SlurmJob]) -
     """A terminal sends it to the group of processes of this command, and a `squeue` that it ended would not answer."""
     state = answer('echo "RUNNING|$(ps -o pgid= -p $$)"').state()
     assert int(state.reason) != os.getpgrp()
+
+
+def test_a_command_of_slurm_that_does_not_end_is_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "_COMMAND_LIMIT_S", 0.1)
+    with pytest.raises(SlurmError, match=r"sleep has not ended within 0\.1 s"):
+        slurm_job._slurm("sleep", "60")

@@ -35,9 +35,9 @@ def write(groups: Path, files: dict[str, str], membership: str = "") -> None:
 
 @pytest.mark.parametrize(
     ("limit", "cores"),
-    [("max 100000", 64), ("400000 100000", 4), ("250000 100000", 3), ("50000 100000", 1), ("9000000 100000", 64)],
+    [("max 100000", 64), ("400000 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("9000000 100000", 64)],
 )
-def test_a_quota_of_a_container_is_so_many_cores_rounded_up(groups: Path, limit: str, cores: int) -> None:
+def test_a_quota_of_a_container_is_so_many_whole_cores_and_one_at_least(groups: Path, limit: str, cores: int) -> None:
     write(groups, {"cpu.max": limit}, "0::/\n")
     assert usable_cores() == cores
 

@@ -82,3 +82,23 @@ def test_micro_batches_may_be_as_large_as_the_spec_and_smaller_without_full_padd
 def test_micro_batches_of_other_sizes_are_a_mismatch(padding: str, observed: Any, message: str) -> None:
     with pytest.raises(MismatchError, match=message):
         check_micro_batches(tiny_cell(padding=padding), observed)
+
+
+@pytest.mark.parametrize(
+    ("products", "matches"),
+    [
+        ({"bfloat16": 126, "float32": 160}, True),
+        ({"bfloat16": 20, "float32": 300}, False),
+        ({"float32": 69}, False),
+        ({}, True),
+    ],
+)
+def test_a_recipe_in_whose_dtype_hardly_any_product_runs_is_a_mismatch_and_a_tower_in_float32_is_none(
+    products: dict[str, int], matches: bool
+) -> None:
+    cell = tiny_cell(recipe="bf16_master")
+    if matches:
+        check_step(cell, kernel=None, checkpointed=None, products=products, stepped=[])
+        return
+    with pytest.raises(MismatchError, match="recipe bf16_master computes in bfloat16, observed matrix products: "):
+        check_step(cell, kernel=None, checkpointed=None, products=products, stepped=[])

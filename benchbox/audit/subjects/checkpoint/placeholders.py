@@ -19,21 +19,24 @@ _DATA_TYPES = {
     "_operator": ("getitem",),  # of `Optional[int]`
     "argparse": ("Namespace",),
     "builtins": (
-        *(
-            "Ellipsis",
-            "bool",
-            "bytearray",
-            "bytes",
-            "complex",
-            "dict",
-            "float",
-            "frozenset",
-            "getattr",
-            "int",
-            "list",
-            "object",
-        ),
-        *("range", "set", "slice", "str", "tuple", "type"),
+        "Ellipsis",
+        "bool",
+        "bytearray",
+        "bytes",
+        "complex",
+        "dict",
+        "float",
+        "frozenset",
+        "getattr",
+        "int",
+        "list",
+        "object",
+        "range",
+        "set",
+        "slice",
+        "str",
+        "tuple",
+        "type",
     ),
     "collections": ("ChainMap", "Counter", "OrderedDict", "UserDict", "UserList", "UserString", "defaultdict", "deque"),
     "copyreg": ("_reconstructor",),  # makes instances
@@ -57,6 +60,8 @@ def is_code(name: str) -> bool:
     It would not be called here in any case, but a file with such a name is no checkpoint.
     """
     module, _, last = name.partition(".")
+    if name.startswith("collections.abc."):
+        module, last = "typing", last.removeprefix("abc.")
     if module == "typing":  # its types begin with a capital, its functions do not
         return not last.isidentifier() or not last.lstrip("_")[:1].isupper()
     return module in _STDLIB_MODULES and name not in _DATA_NAMES
@@ -94,9 +99,9 @@ def _type_of(*values: Any) -> PlaceholderObject:
 
 
 def _attribute(owner: Any, name: Any) -> type:
-    """Stand for a nested class or a member of an enumeration: for a public attribute of a class of another library."""
+    """Stand for a nested class or a member of an enumeration: for an attribute of a class of another library."""
     is_foreign = isinstance(owner, type) and issubclass(owner, PlaceholderObject) and owner is not PlaceholderObject
-    if is_foreign and isinstance(name, str) and not name.startswith("_"):
+    if is_foreign and isinstance(name, str) and not name.startswith("__"):
         return owner  # type: ignore[no-any-return]
     raise pickle.UnpicklingError("an attribute of an object that is not data")
 

@@ -65,7 +65,7 @@ def test_stored_statistics_of_a_part_of_the_episodes_are_computed_over_all(root)
     assert "observation.state" in stored.statistics
     report = inspect(stored)
     assert report.facts["stored statistics"] == (
-        "meta/episodes_stats.jsonl has only those of action of 2 of 3 episodes, which are not used"
+        "meta/episodes_stats.jsonl has statistics of action of 2 of 3 episodes only, which are not used"
     )
     assert report.facts["statistics of action"].startswith("none; normalises by nothing; training computes")
     assert report.problems == []

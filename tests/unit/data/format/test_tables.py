@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def test_frames_of_many_files_in_random_order_read_each_file_once_or_twice(many_
 def test_the_columns_in_memory_take_no_more_bytes_than_their_limit(
     many_files: Path, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tables, "_CACHES", WeakSet())
     dataset = open_dataset(many_files)
     dataset.column("action", 0, 1)
     of_one_file = dataset._tables._size_bytes
@@ -67,6 +69,9 @@ def test_the_columns_in_memory_take_no_more_bytes_than_their_limit(
     monkeypatch.setattr(tables, "MAX_CACHED_BYTES", limit)
     read_shuffled(dataset)
     cache = dataset._tables
+    other = open_dataset(many_files)
+    read_shuffled(other)
+    assert of_one_file < other._tables._size_bytes <= limit / 2, "each of two datasets has half of it"
     assert of_one_file < cache._size_bytes <= limit
     assert cache._size_bytes == sum(values.nbytes for table in cache._tables.values() for values in table.columns.values())
     assert sum(reads.values()) > 3 * EPISODES, "files were forgotten and read again"

@@ -121,7 +121,7 @@ def test_texts_to_learn_that_are_cut_are_counted_with_the_longest_of_them(datase
     annotated = annotate(dataset_root, tmp_path / "annotated", features)
     (line,) = describe_unseen_data(mixture(sole_spec, dataset_root, annotated))
     assert line.startswith(
-        f"{annotated}: response_tokens is 4, and the ends of 2 of 3 texts response are cut, with what ends them: the longest, "
+        f"{annotated}: response_tokens is 4, and the ends of 2 of 3 response texts are cut, with what ends them: the longest, "
         "'reach', takes 6 tokens; name a tokenizer with fewer tokens per word, choose a policy or size with more tokens"
     )
     assert describe_unseen_data(mixture(replace(sole_spec, response_tokens=6), annotated)) == []
@@ -139,7 +139,7 @@ def test_only_a_part_of_the_episodes_of_a_large_dataset_is_looked_at(bare_spec, 
     assert describe_unseen_data(mixture(spec, annotate(root, tmp_path / "middle", {"response": long}))) == []
     monkeypatch.undo()
     (line,) = describe_unseen_data(mixture(spec, tmp_path / "middle"))
-    assert "the ends of 1 of 2 texts response are cut" in line
+    assert "the ends of 1 of 2 response texts are cut" in line
 
 
 def test_metadata_that_are_cut_or_left_out_are_named(bare_spec, dataset_root, tmp_path):
@@ -147,5 +147,5 @@ def test_metadata_that_are_cut_or_left_out_are_named(bare_spec, dataset_root, tm
     annotated = annotate(dataset_root, tmp_path / "annotated", texts)
     left_out, cut = describe_unseen_data(mixture(replace(bare_spec, metadata=(2, 16)), annotated))
     assert left_out.startswith(f"{annotated}: the policy reads 2 fields of metadata, and metadata.mistake is left out; choose")
-    assert "a field of metadata has 16 tokens, and the ends of 1 of 1 texts metadata.quality are cut: the longest" in cut
+    assert "a field of metadata has 16 tokens, and the ends of 1 of 1 metadata.quality texts are cut: the longest" in cut
     assert describe_unseen_data(mixture(replace(bare_spec, metadata=(3, 20)), annotated)) == []
