@@ -144,8 +144,8 @@ def stepped(dtype: str) -> list[SteppedTensor]:
         ({"checkpointed": 0}, "requested checkpointing on, observed 0 modules"),
         ({"stepped": stepped("bfloat16")}, "recipe bf16_master steps float32 tensors, observed bfloat16"),
         (
-            {"products": {"bfloat16": 4, "float32": 6}},
-            "computes in bfloat16, observed matrix products: 4 in bfloat16, 6 in float32",
+            {"products": {"bfloat16": 4, "float32": 60}},
+            "computes in bfloat16, observed matrix products: 4 in bfloat16, 60 in float32",
         ),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_is_observed_in_a_step_decides(changes: dict[str, Any], message: st
     """A kernel, recomputation or dtype other than requested is refused; the real thing passes."""
     cell = tiny_cell(attention="sdpa", checkpointing=True, recipe="bf16_master")
     observations: dict[str, Any] = {"kernel": "sdpa:flash_cpu", "checkpointed": 5, "stepped": stepped("float32")}
-    observations["products"] = {"bfloat16": 6, "float32": 4}
+    observations["products"] = {"bfloat16": 4, "float32": 6}
     check_step(cell, **observations)
     with pytest.raises(MismatchError, match=message):
         check_step(cell, **(observations | changes))
