@@ -326,8 +326,7 @@ def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> 
 
 def same_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a launch's environment in which launches must agree before a ratio of them means anything."""
-    known = {key: environment.get(key) for key in ENVIRONMENT_KEYS}
-    return {key: value for key, value in known.items() if value is not None}
+    return {key: value for key in ENVIRONMENT_KEYS if (value := environment.get(key)) is not None}
 
 
 def latest_environment(records: Sequence[LaunchRecord]) -> Mapping[str, Any]:

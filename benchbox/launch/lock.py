@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 # What runs and trainings write atomically. Not `nodes`, where other nodes may have begun.
 _WRITTEN = {
-    *(
-        "run.json",
-        "predictions.json",
-        "records.parquet",
-        "chain.jsonl",
-        "report.html",
-        "report.md",
-        "table.csv",
-        "table.parquet",
-    ),
-    *("data.json", "weights.json", "restarts.json", "metrics.jsonl", "validation.jsonl", "findings.jsonl"),
+    "chain.jsonl",
+    "data.json",
+    "findings.jsonl",
+    "metrics.jsonl",
+    "predictions.json",
+    "records.parquet",
+    "report.html",
+    "report.md",
+    "restarts.json",
+    "run.json",
+    "table.csv",
+    "table.parquet",
+    "validation.jsonl",
+    "weights.json",
 }
 _FOLDERS = ("cells", "figures", "slurm", "launch", "checkpoints")
 

@@ -279,8 +279,8 @@ def _sampling(run: Run, summaries: Sequence[CellSummary]) -> str:
         planned = [str(launches - bool(run.walks)) for launches in run.sequential["looks"]]
         taken = looks_taken(run)
         done = f"were tested after {', '.join(planned[:taken])} launches" if taken else "were not tested yet"
-        rest = f"; until all are settled, tests follow after {', '.join(planned[taken:])}" if planned[taken:] else ""
-        looks = f" Pairs {done}{rest}; the tests share a probability of 1%."
+        to_come = f"; until all are settled, tests follow after {', '.join(planned[taken:])}" if planned[taken:] else ""
+        looks = f" Pairs {done}{to_come}; the tests share a probability of 1%."
     if run.earlier_tests:
         numbers = " and ".join(str(launches - bool(run.walks)) for launches in run.earlier_tests)
         share = 100 * ALPHA * (len(run.earlier_tests) + 1)

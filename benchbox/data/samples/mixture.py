@@ -127,11 +127,11 @@ class MixtureSamples:
         """Return a line for each dataset that has cameras of which none is in a slot: all its images are black."""
         lines = []
         for member in self.members:
-            own = [slot_name(camera, member.settings) for camera in member.dataset.cameras]
-            if own and self.cameras and set(own).isdisjoint(self.cameras):
+            slots = [slot_name(camera, member.settings) for camera in member.dataset.cameras]
+            if slots and self.cameras and set(slots).isdisjoint(self.cameras):
                 lines.append(
                     f"{member.settings.path}: all images of this dataset are black: the policy's cameras are "
-                    f"{', '.join(self.cameras)}, and its own {', '.join(own)}; rename them, or raise cams"
+                    f"{', '.join(self.cameras)}, and its own {', '.join(slots)}; rename them, or raise cams"
                 )
         return lines
 

@@ -34,8 +34,8 @@ def rank_environment(user: Mapping[str, str], added: Mapping[str, str]) -> dict[
     Those of `accelerate launch` are left out: a shell or a job script may have them for another program, and accelerate would
     take settings of the ranks from them.
     """
-    kept = {name: value for name, value in user.items() if not name.startswith(ACCELERATE_PREFIXES)}
-    return {**kept, **host_variables(user), **added}
+    without_accelerate = {name: value for name, value in user.items() if not name.startswith(ACCELERATE_PREFIXES)}
+    return {**without_accelerate, **host_variables(user), **added}
 
 
 def host_variables(user: Mapping[str, str]) -> dict[str, str]:

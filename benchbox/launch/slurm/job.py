@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.errors import EXIT_USAGE, BenchboxError, CellFailedError, ConfigurationError, RecordError
-from benchbox.store.files import read_json, write_json, write_text
+from benchbox.store.files import complete_lines, read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 # The controller answers all users of a cluster, so a job whose state does not change is asked for less and less often.
-_COMMAND_LIMIT_S = 60.0  # a command of Slurm that has not ended then waits for a controller that is down
 _ASK_AT_MOST_S = 10.0
+_COMMAND_LIMIT_S = 60.0  # a command of Slurm that has not ended then waits for a controller that is down
 _NO_ANSWER_LIMIT_S = 600.0  # a controller that is restarted, or replaced by its backup, answers again after some minutes
 # A job that Slurm no longer knows of has ended: it forgets them after some minutes.
 FORGOTTEN = "FORGOTTEN"
@@ -133,15 +133,9 @@ class SlurmJob:
 
     def _pass_on_output(self, on_line: Callable[[str], None]) -> None:
         """Pass on the lines of the output that are complete since the last call."""
-        if not self.log.exists():
-            return
-        with self.log.open("rb") as log:
-            log.seek(self._passed_on)
-            text = log.read()
-        complete = text[: text.rfind(b"\n") + 1]
-        self._passed_on += len(complete)
-        for line in complete.decode(errors="replace").splitlines():
-            on_line(line)
+        for line in complete_lines(self.log, self._passed_on):
+            self._passed_on += len(line)
+            on_line(line.decode(errors="replace").rstrip("\r\n"))
 
 
 class _Questions:

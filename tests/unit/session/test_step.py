@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from benchbox.spec.optim import SpikeSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
+
+CELL = Cell(policy="pi05", size="tiny", backend="single", world_size=1, batch=2, data=DataSpec(kind="synthetic", workers=0))
 
 
 class StepWatcher:
@@ -49,15 +52,7 @@ class StepWatcher:
 def test_norms_of_a_frozen_backbone_are_no_measure_of_those_after_it_thaws() -> None:
     """The first norm of the whole model would be a spike beside those of the head, and so would every later one."""
     spikes = SpikeSpec(action="skip", factor=1.0001, window=10)
-    cell = Cell(
-        policy="pi05",
-        size="tiny",
-        backend="single",
-        world_size=1,
-        batch=2,
-        data=DataSpec(kind="synthetic", workers=0),
-        optim=OptimSpec(lr=1e-12, freeze_backbone_steps=12, thaw_warmup_steps=1, spike=spikes),
-    )
+    cell = replace(CELL, optim=OptimSpec(lr=1e-12, freeze_backbone_steps=12, thaw_warmup_steps=1, spike=spikes))
     policy = build_cell_policy(cell)
     with closing(open_cell_data(cell, policy, 0)) as stream:
         session = build_session(cell, policy, stream.statistics)
@@ -69,15 +64,7 @@ def test_norms_of_a_frozen_backbone_are_no_measure_of_those_after_it_thaws() -> 
 
 
 def test_an_error_in_a_validation_of_averages_leaves_the_weights_that_are_stepped() -> None:
-    cell = Cell(
-        policy="pi05",
-        size="tiny",
-        backend="single",
-        world_size=1,
-        batch=2,
-        data=DataSpec(kind="synthetic", workers=0),
-        optim=OptimSpec(lr=1e-3, warmup_steps=1, ema_decay=0.5),
-    )
+    cell = replace(CELL, optim=OptimSpec(lr=1e-3, warmup_steps=1, ema_decay=0.5))
     policy = build_cell_policy(cell)
     with closing(open_cell_data(cell, policy, 0)) as stream:
         session = build_session(cell, policy, stream.statistics)
@@ -97,15 +84,7 @@ def test_an_error_in_a_validation_of_averages_leaves_the_weights_that_are_steppe
 
 def test_no_tensor_operation_of_a_step_is_outside_what_is_timed() -> None:
     """Work between two steps would cost time on the device that is in no step, and throughput would be too high."""
-    cell = Cell(
-        policy="pi05",
-        size="tiny",
-        backend="single",
-        world_size=1,
-        batch=2,
-        accumulation=2,
-        data=DataSpec(kind="synthetic", workers=0),
-    )
+    cell = replace(CELL, accumulation=2)
     policy = build_cell_policy(cell)
     watcher = StepWatcher()
     with closing(open_cell_data(cell, policy, 0)) as stream:
