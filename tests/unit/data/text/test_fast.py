@@ -1,7 +1,10 @@
 """FAST turns chunks into few tokens and back, the same in every process."""
 
+import json
+
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from benchbox.data.text.fast import FastTokenizer
 from benchbox.errors import ConfigurationError, DataError
@@ -47,3 +50,18 @@ def test_a_vocabulary_too_small_for_the_alphabet_is_refused():
 def test_ids_that_are_not_a_chunk_are_refused(tokenizer):
     with pytest.raises(DataError, match="are not a chunk of 20 steps"):
         tokenizer.decode(tokenizer.encode(smooth_chunks(1)[0])[:1])
+
+
+@pytest.mark.parametrize(("part", "is_other"), [("merges", True), ("vocab", True), ("decoder", False)])
+def test_its_digest_is_of_the_tokens_and_not_of_the_format_of_the_library(tokenizer, part, is_other):
+    content = json.loads(tokenizer._tokenizer.to_str())
+    if part == "merges":
+        content["model"]["merges"][:2] = content["model"]["merges"][1::-1]
+    elif part == "vocab":
+        first, second, *_ = content["model"]["vocab"]
+        vocab = content["model"]["vocab"]
+        vocab[first], vocab[second] = vocab[second], vocab[first]
+    else:
+        content["decoder"] = None
+    changed = FastTokenizer(Tokenizer.from_str(json.dumps(content)), horizon=HORIZON, vocab=VOCAB)
+    assert (changed.sha256 != tokenizer.sha256) == is_other
