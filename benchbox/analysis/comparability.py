@@ -45,7 +45,10 @@ _SAME_ENVIRONMENT = (
 )
 
 # The same, but older records lack them, and what is unknown on one side is no difference.
-_ADDED_ENVIRONMENT = ("nccl", "numerics", "cpu_capability")
+_ADDED_ENVIRONMENT = ("nccl", "numerics", "cpu_capability", "data_sha256")
+
+# Key -> the field of a cell from which its value follows: it may differ where the field does.
+_OF_FIELD = {"policy_sha256": "policy", "data_sha256": "data"}
 
 ENVIRONMENT_KEYS = (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)
 
@@ -250,7 +253,7 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         if name in _ADDED_ENVIRONMENT and None in (subject_value, reference_value):
             continue
         if subject_value != reference_value:
-            return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
+            return f"they also differ in {name}: {_text(name, subject_value)} against {_text(name, reference_value)}"
     return None
 
 
@@ -284,7 +287,7 @@ def environment_differences(
         first, second = (_environment_value(side, key) for side in (ours, theirs))
         is_judged = key in _JUDGED_BY_GATE and not (include_machine and key == "machine")
         if not is_judged and None not in (first, second) and first != second:
-            differences[key] = f"{key} {matrix_text(first)} against {matrix_text(second)}"
+            differences[key] = f"{key} {_text(key, first)} against {_text(key, second)}"
     return differences
 
 
@@ -336,11 +339,17 @@ def latest_environment(records: Sequence[LaunchRecord]) -> Mapping[str, Any]:
 
 
 def environments_by_ranks(records: Sequence[LaunchRecord]) -> dict[int, Mapping[str, Any]]:
-    """Return `latest_environment` of the launches of each number of ranks, that of the latest launch first."""
+    """Return `latest_environment` of the launches of each number of ranks, that of the latest launch first.
+
+    Those of a run whose cells have several data do not say which.
+    """
     by_ranks: dict[int, list[LaunchRecord]] = {}
     for record in reversed(records):
         by_ranks.setdefault(record["cell"]["world_size"], []).append(record)
-    return {ranks: latest_environment(launches[::-1]) for ranks, launches in by_ranks.items()}
+    environments = {ranks: latest_environment(launches[::-1]) for ranks, launches in by_ranks.items()}
+    if len({(record["environment"] or {}).get("data_sha256") for record in records if record["status"] == "ok"}) > 1:
+        return {ranks: {**environment, "data_sha256": None} for ranks, environment in environments.items()}
+    return environments
 
 
 def any_environment(by_ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -380,13 +389,19 @@ def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str,
     environment: Mapping[str, Any] | None = record["environment"]
     if "world_size" in axis and environment:  # fewer ranks have more threads each: that is part of what is compared
         environment = _without_threads(environment)
-    return values | {key: _environment_value(environment, key) for key in ENVIRONMENT_KEYS}
+    keys = (key for key in ENVIRONMENT_KEYS if _OF_FIELD.get(key) not in axis)
+    return values | {key: _environment_value(environment, key) for key in keys}
 
 
 def _environment_value(environment: Mapping[str, Any] | None, key: str) -> Any:
     value = (environment or {}).get(key)
     # A variable that is null is not set, as one that an older record does not list.
     return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value as text; of a SHA-256 the digits that tell two apart."""
+    return value[:12] if name.endswith("_sha256") and isinstance(value, str) else matrix_text(value)
 
 
 def _name(summary: CellSummary, axis: Collection[str]) -> str:

@@ -134,7 +134,8 @@ def _why_not_compared(launches: Sequence[LaunchRecord], base: LaunchRecord, reci
     for record in launches:
         for name, value, expected in (
             ("Adam state", ", ".join(adam_dtypes(record)), ", ".join(adam_dtypes(base))),
-            ("the sources of the policy", _policy_sources(record), _policy_sources(base)),
+            ("the sources of the policy", *(_environment_value(side, "policy_sha256") for side in (record, base))),
+            ("the metadata of the data", *(_environment_value(side, "data_sha256") for side in (record, base))),
         ):
             if value and expected and value != expected:
                 return f"it differs in {name}" + (f": {value} against {expected}" if name == "Adam state" else "")
@@ -158,8 +159,8 @@ def _tolerance(recipe: Recipe, base: LaunchRecord) -> Tolerance:
     return TF32_TOLERANCE if recipe.compute == "float32" and is_on_gpu and uses_tf32 else recipe.tolerance
 
 
-def _policy_sources(record: LaunchRecord) -> str | None:
-    return (record["environment"] or {}).get("policy_sha256")
+def _environment_value(record: LaunchRecord, key: str) -> Any:
+    return (record["environment"] or {}).get(key)
 
 
 def _differences(record: LaunchRecord, base: LaunchRecord, tolerance: Tolerance) -> dict[Quantity, Difference]:

@@ -2,19 +2,19 @@
 
 `$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`, under ZeRO-3 and with a backbone that begins
 frozen with the step before the device. The fingerprint is of everything but the cell that a trace depends on: the sources of
-benchbox and of the policy, the libraries, and the files of datasets by size and time.
+benchbox and of the policy, the metadata of the datasets, the tokenizer, and the libraries.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from benchbox.errors import BenchboxError
-from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, data_sha256, policy_sha256
 from benchbox.spec.cell import Cell
 from benchbox.store.files import read_json, write_json
 from benchbox.store.machine_cache import user_cache
@@ -73,27 +73,9 @@ class PredictionCache:
         return self._folders[key]
 
     def _fingerprint(self, cell: Cell) -> str:
-        files = (file for path in _data_paths(cell) for file in ([path] if path.is_file() else sorted(path.rglob("*"))))
-        datasets = [(file.name, *_size_and_time(file)) for file in files]
-        parts = [benchbox_sha256(), policy_sha256(cell.policy, self.policy_dirs), *map(_version, _LIBRARIES), datasets]
+        sources = benchbox_sha256(), policy_sha256(cell.policy, self.policy_dirs), data_sha256(cell.data)
+        parts = [*sources, *map(_version, _LIBRARIES)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _data_paths(cell: Cell) -> Iterator[Path]:
-    """Yield the local folders and files that say what samples look like."""
-    for dataset in cell.data.lerobot_datasets:
-        yield Path(dataset.path) / "meta"
-        if dataset.keep is not None:
-            yield Path(dataset.keep)
-    yield Path(cell.data.tokenizer)
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:  # a link to a file that is gone
-        status = path.lstat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _version(library: str) -> str | None:

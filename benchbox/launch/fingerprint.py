@@ -1,4 +1,4 @@
-"""Fingerprints of the sources of benchbox and of a policy: a record is valid only for the sources it was measured with.
+"""Fingerprints of the sources of benchbox, of a policy and of data: a record is valid only for what it was measured with.
 
 A report names the sources that rendered it: others may judge the same records otherwise.
 """
@@ -15,6 +15,8 @@ from benchbox.registry.policies import PACKAGE, policy_entry, search_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from benchbox.spec.cell import DataSpec
 
     Module = tuple[str, ...]  # dotted name below `PACKAGE`, split: ("_layers", "nn", "rope")
     Import = tuple[int, Module, Module]  # level of a relative import, module, imported names
@@ -65,6 +67,25 @@ def policy_sha256(name: str, policy_dirs: Sequence[Path] = ()) -> str:
         source = Path(entry.source)
         files |= {f"{name.partition(':')[0]}:/{path.relative_to(source).as_posix()}": path for path in _folder_files(source)}
     return _sha256(files)
+
+
+def data_sha256(data: DataSpec) -> str | None:
+    """Return the SHA-256 of the metadata of datasets, of the frames to keep and of the tokenizer; None where no file is named.
+
+    The metadata have the episodes, their lengths, tasks and statistics. Tables and videos, which may be terabytes, do not
+    count, nor does the location of a dataset.
+    """
+    files: dict[str, Path] = {}
+    for number, dataset in enumerate(data.lerobot_datasets):
+        root = Path(dataset.path)
+        files |= {f"{number}/{path.relative_to(root).as_posix()}": path for path in _folder_files(root / "meta")}
+        if dataset.keep is not None:
+            files[f"{number}/keep"] = Path(dataset.keep)
+    if (tokenizer := data.tokenizer_file) is not None:
+        files["tokenizer"] = tokenizer
+    # benchbox itself adds statistics that a dataset lacks.
+    files = {label: path for label, path in files.items() if not path.name.startswith("benchbox_") and path.is_file()}
+    return _sha256(files) if files else None
 
 
 def _sha256(files: Mapping[str, Path]) -> str:

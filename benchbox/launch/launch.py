@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from benchbox.audit.record import build_precision_record, read_facts
 from benchbox.errors import RecordError
-from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, data_sha256, policy_sha256
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import ignore_progress, never_stop, run_group
 from benchbox.store.assemble import assemble_record
@@ -68,8 +68,8 @@ def launch_cell(
         hang_after_s=measure.hang_after_s,
         nnodes=launcher.nnodes,
     )
-    # Before the ranks import it: a policy that is edited meanwhile makes this launch outdated.
-    policy_sources = policy_sha256(cell.policy, policy_dirs)
+    # Before the ranks read them: a policy or a dataset that is changed meanwhile makes this launch outdated.
+    policy_sources, data_files = policy_sha256(cell.policy, policy_dirs), data_sha256(cell.data)
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     start = time.monotonic()
     outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
@@ -77,6 +77,7 @@ def launch_cell(
     environment: LaunchEnvironment = {  # of the launcher as it is now: it may have had to start new interpreters
         "benchbox_sha256": benchbox_sha256(),
         "policy_sha256": policy_sources,
+        "data_sha256": data_files,
         "launcher": launcher.name,
         "set_by_launcher": dict(launcher.variables(cell.world_size)),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.launch.changed_environment import changed_library, other_machine
-from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, data_sha256, policy_sha256
 from benchbox.registry.statuses import STATUSES
 from benchbox.store.chain import content_sha256
 
@@ -57,13 +57,14 @@ def pending_launches(
     reasons: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()
     pending: Launches = []
-    fingerprints = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
+    policies = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
+    data = {spec: data_sha256(spec) for spec in {cell.data for cell, _ in launches}}
     chained = store.chain.sha256_by_launch()
     for cell, launch in launches:
         record = store.record(cell.cell_id, launch)
         reason = None
         if record is not None:
-            reason = _why_failed(record, final) or _why_outdated(record, measure, fingerprints[cell.policy])
+            reason = _why_failed(record, final) or (_why_outdated(record, measure, policies[cell.policy], data[cell.data]))
             key = (cell.cell_id, launch)
             if reason is None and key in chained and chained[key] != content_sha256(record):
                 reason = "its record is not the last one that was measured"
@@ -112,7 +113,7 @@ def _why_failed(record: LaunchRecord, final: Collection[str]) -> str | None:
     return None if record["status"] in final else f"it ended {record['status']} last time"
 
 
-def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint: str) -> str | None:
+def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint: str, data: str | None) -> str | None:
     """Return the reason why an ok record is no longer valid for its launch, or None."""
     if (record["warmup_steps"], record["steps"]) != (measure.warmup_steps, measure.steps):
         recorded = f"{record['steps']} steps after {record['warmup_steps']} of warm-up"
@@ -124,4 +125,6 @@ def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint
         return "benchbox itself has changed since" if "benchbox_sha256" in environment else "an older benchbox measured it"
     if environment.get("policy_sha256") != policy_fingerprint:
         return f"the sources of policy {record['cell']['policy']} have changed since"
+    if environment.get("data_sha256", data) != data:  # older records lack it
+        return "the metadata of its data, or its tokenizer, have changed since"
     return changed_library(environment)

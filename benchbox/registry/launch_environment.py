@@ -54,6 +54,7 @@ class LaunchEnvironment(RankEnvironment, total=False):
 
     benchbox_sha256: str  # of the sources
     policy_sha256: str  # of the sources of the policy and of what the policies share
+    data_sha256: str | None  # of the metadata of the datasets and of the tokenizer; null where the data name no file
     launcher: str
     set_by_launcher: dict[str, str]  # variables that it set for the ranks
     nodes: list[NodeEnvironment]  # where the launch has several

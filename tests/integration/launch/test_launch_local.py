@@ -15,10 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from benchbox.launch.fingerprint import data_sha256
 from benchbox.launch.job import Job, Launcher
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.processes import find_processes
 from benchbox.launch.process.warm import ForkServerLauncher
+from benchbox.spec.cell import DataSpec
 from tests.support.launchers import MEASURE, DirectLauncher, cell
 from tests.support.tiers import in_tiers
 
@@ -38,10 +40,12 @@ any_launcher = pytest.mark.parametrize("launcher", ["fork_server"], indirect=Tru
 def launch(tmp_path: Path, policy_dir: Path, launcher: Launcher) -> Launch:
     """Launch the stand-in worker with some behaviour, by default under torchrun, and check that no process of it is left."""
 
-    def run(behaviour: str, *, ranks: int = 2, measure: Any = MEASURE, **options: Any) -> dict[str, Any]:
+    def run(
+        behaviour: str, *, ranks: int = 2, measure: Any = MEASURE, data: DataSpec | None = None, **options: Any
+    ) -> dict[str, Any]:
         folder = tmp_path / "launch-1"
         options = {"launch": 1, "folder": folder, "launcher": launcher, "policy_dirs": [policy_dir], **options}
-        record = launch_cell(cell(behaviour, ranks), measure, **options)
+        record = launch_cell(cell(behaviour, ranks, data=data or DataSpec()), measure, **options)
         assert find_processes(str(folder)) == []
         return record
 
@@ -51,11 +55,15 @@ def launch(tmp_path: Path, policy_dir: Path, launcher: Launcher) -> Launch:
 def test_a_healthy_group_is_ok_its_ranks_are_merged_and_daemons_it_left_behind_are_ended(
     launch: Launch, launcher: Launcher, tmp_path: Path
 ) -> None:
-    record = launch("healthy")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    data = DataSpec(tokenizer=str(tokenizer))
+    record = launch("healthy", data=data)
     assert record["status"] == "ok", record["error"]
     assert record["step_time_s"]["per_rank"] == [[0.1, 0.1], [0.1, 0.1]]
     assert record["environment"]["launcher"] == launcher.name
     assert len(record["environment"]["policy_sha256"]) == 64
+    assert record["environment"]["data_sha256"] == data_sha256(data) is not None
     assert not (tmp_path / "launch-1" / "torchrun").exists()  # torchrun's scratch folder
 
 

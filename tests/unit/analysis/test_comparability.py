@@ -9,12 +9,14 @@ import pytest
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.comparability import (
     environment_differences,
+    environments_by_ranks,
     mixed_environment,
     why_incomparable,
 )
 from benchbox.analysis.inference import ALPHA, Criteria
 from benchbox.analysis.summary import summarize
 from benchbox.report.view import build_report
+from benchbox.spec.cell import DataSpec
 from tests.support.compared_cells import compared_cells
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
@@ -93,6 +95,15 @@ def test_the_famous_comparison_is_refused():
     assert why_incomparable(subject, reference, ("backend",)) == "they also differ in attention, checkpointing"
 
 
+OTHER_DATA = DataSpec(kind="synthetic")
+
+
+def summarize_one(record, key, value):
+    """The summary of a cell whose environment has a value under a key."""
+    edit(record, ("environment", key), value)
+    return summaries(record)[0]
+
+
 def edit(record, path, value):
     *parents, leaf = path
     for key in parents:
@@ -107,8 +118,9 @@ def edit(record, path, value):
         (("observed", "checkpointed_modules"), 4, "checkpointed modules: yes against no"),
         (("steps",), 3, "measured steps: 3 against 4"),
         (("environment", "machine"), "another", "machine: another against Example CPU, 2 cores"),
-        (("environment", "policy_sha256"), "f", "policy_sha256: f against " + "0" * 64),
+        (("environment", "policy_sha256"), "f", "policy_sha256: f against 000000000000"),
         (("environment", "benchbox_sha256"), "f", "benchbox_sha256: f against null"),
+        (("environment", "policy_sha256"), "f" * 64, "policy_sha256: ffffffffffff against 000000000000"),
     ],
 )
 def test_observations_must_agree_too(path, value, reason):
@@ -117,6 +129,23 @@ def test_observations_must_agree_too(path, value, reason):
     comparison = compare(record, example_record(ZERO))
     assert comparison.ratio is None
     assert comparison.reason == f"they also differ in {reason}"
+
+
+@pytest.mark.parametrize(("key", "field", "value"), [("policy_sha256", "policy", "pi0"), ("data_sha256", "data", OTHER_DATA)])
+def test_sources_and_data_may_differ_only_along_the_axis_that_names_them(key, field, value):
+    subject = summarize_one(example_record(replace(CELL, **{field: value})), key, "f" * 64)
+    reference = summarize_one(example_record(CELL), key, "0" * 64)
+    assert why_incomparable(subject, reference, (field,)) is None
+    same_cell = summarize_one(example_record(CELL), key, "f" * 64)
+    assert why_incomparable(same_cell, reference, ()) == f"they also differ in {key}: ffffffffffff against 000000000000"
+
+
+def test_a_run_of_cells_with_several_data_does_not_say_which_it_has():
+    records = [example_record(CELL), example_record(replace(CELL, data=OTHER_DATA))]
+    for record, digest in zip(records, ("0" * 64, "f" * 64), strict=True):
+        edit(record, ("environment", "data_sha256"), digest)
+    assert environments_by_ranks(records[:1])[CELL.world_size]["data_sha256"] == "0" * 64
+    assert environments_by_ranks(records)[CELL.world_size]["data_sha256"] is None
 
 
 def test_adam_states_of_another_dtype_are_not_comparable():

@@ -250,12 +250,16 @@ def test_a_recipe_that_declares_no_tolerance_is_not_judged(monkeypatch):
     assert summaries["ddp"].equivalence.reason == "its recipe declares no tolerance"
 
 
-def test_cells_of_two_versions_of_a_policy_are_not_compared():
-    other = scaled(example_record(CELL), "grad_norm", 2)
-    edited = other | {"environment": other["environment"] | {"policy_sha256": "1" * 64}}
-    _, summaries = judged(example_record(SINGLE), edited)
+@pytest.mark.parametrize(
+    ("key", "name"), [("policy_sha256", "the sources of the policy"), ("data_sha256", "the metadata of the data")]
+)
+def test_cells_of_two_versions_of_a_policy_or_of_data_are_not_compared(key, name):
+    reference, edited = example_record(SINGLE), scaled(example_record(CELL), "grad_norm", 2)
+    for record, digest in ((reference, "0" * 64), (edited, "1" * 64)):
+        record["environment"] = record["environment"] | {key: digest}
+    _, summaries = judged(reference, edited)
     assert (summaries["ddp"].status, summaries["ddp"].equivalence.verdict) == ("ok", "not compared")
-    assert summaries["ddp"].equivalence.reason == "it differs in the sources of the policy"
+    assert summaries["ddp"].equivalence.reason == f"it differs in {name}"
 
 
 @pytest.mark.parametrize(

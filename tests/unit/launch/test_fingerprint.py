@@ -1,8 +1,9 @@
-"""Fingerprints of benchbox and of policies: which edits change them."""
+"""Fingerprints of benchbox, of policies and of data: which edits change them."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,11 @@ import pytest
 
 from benchbox.errors import ConfigurationError
 from benchbox.launch import fingerprint
-from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256, report_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, data_sha256, policy_sha256, report_sha256
 from benchbox.registry.policies import find_policies
+from benchbox.spec.cell import DataSpec
+from benchbox.spec.datasets import DatasetSpec
+from tests.support.datasets import write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -228,3 +232,41 @@ def test_what_a_launch_uses_imports_nothing_that_the_fingerprint_leaves_out() ->
         for _, module, names in fingerprint._read_imports(path.read_bytes()):
             imported = {(*module, name)[:2] for name in names} | {module[:2]}
             assert not imported & left_out, path
+
+
+def test_data_count_by_their_metadata_wherever_they_lie(tmp_path: Path) -> None:
+    first, copy = (DataSpec(kind="lerobot", path=str(tmp_path / name)) for name in ("first", "copy"))
+    write_dataset(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    before = data_sha256(first)
+    assert before == data_sha256(copy)
+    (tmp_path / "copy/meta/benchbox_statistics.json").write_text("{}")  # a cache of benchbox
+    assert before == data_sha256(copy)
+    with (tmp_path / "copy/meta/info.json").open("a") as file:
+        file.write(" ")
+    assert before != data_sha256(copy)
+
+
+def test_the_order_of_a_mixture_its_kept_frames_and_the_tokenizer_count(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "meta").mkdir(parents=True)
+        (tmp_path / name / "meta/info.json").write_text(name)
+    file = tmp_path / "file"
+    file.write_text("{}")
+    a, b = (DatasetSpec(path=str(tmp_path / name)) for name in ("a", "b"))
+    data = [
+        DataSpec(kind="lerobot", datasets=(a, b)),
+        DataSpec(kind="lerobot", datasets=(b, a)),
+        DataSpec(kind="lerobot", datasets=(a, replace(b, keep=str(file)))),
+        DataSpec(kind="lerobot", datasets=(a, b), tokenizer=str(file)),
+    ]
+    digests = [data_sha256(spec) for spec in data]
+    assert len(set(digests)) == 4
+    file.write_text("[]")
+    assert [data_sha256(spec) == before for spec, before in zip(data, digests, strict=True)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("kind", ["sample", "synthetic"])
+def test_data_without_files_of_their_own_have_no_fingerprint(kind: str) -> None:
+    """The shipped dataset is a part of benchbox."""
+    assert data_sha256(DataSpec(kind=kind)) is None

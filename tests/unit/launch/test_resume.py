@@ -63,6 +63,7 @@ def test_a_record_of_another_benchbox_is_measured_again(
         ({"warmup_steps": 7}, f"{MEASURE.steps} steps after 7 of warm-up were measured, and "),
         ({"steps": 9}, f"9 steps after {MEASURE.warmup_steps} of warm-up were measured, and "),
         ({"policy_sha256": "0" * 64}, "the sources of policy stand_in have changed since"),
+        ({"data_sha256": "0" * 64}, "the metadata of its data, or its tokenizer, have changed since"),
         ({"torch": "2.0.0"}, f"torch was 2.0.0, and is {torch.__version__} now"),
         ({"accelerate": "0.1"}, f"accelerate was 0.1, and is {version('accelerate')} now"),
         ({"deepspeed": "0.1"}, f"deepspeed was 0.1, and is {version('deepspeed')} now"),
