@@ -1,7 +1,8 @@
-"""Differences between the libraries and the machine of a record and those here, read without importing torch."""
+"""Differences between the libraries, machine and launcher of a record and those here, read without importing torch."""
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from benchbox.measure.hardware import cpu_model, driver_version, gpu_names, physical_cores
 
 if TYPE_CHECKING:
+    from benchbox.launch.job import Launcher
     from benchbox.registry.launch_environment import LaunchEnvironment
 
 
@@ -71,3 +73,15 @@ def other_machine(environment: LaunchEnvironment) -> str | None:
     if None in there or there == here:
         return None
     return f"they were measured on {there[0]} with {there[1]} cores, and this machine is {here[0]} with {here[1]}"
+
+
+def other_launcher(environment: LaunchEnvironment, launcher: Launcher, ranks: int) -> str | None:
+    """Return how this launcher would start a group of `ranks` otherwise than a record's ranks were started, or None."""
+    name = environment.get("launcher")
+    if name not in (None, launcher.name):
+        return f"they were launched by {name}, and this command launches by {launcher.name}"
+    threads = environment.get("threads")
+    now = os.environ.get("OMP_NUM_THREADS") or launcher.variables(ranks).get("OMP_NUM_THREADS")
+    if threads is not None and now is not None and now != str(threads):
+        return f"they were measured with OMP_NUM_THREADS={threads}, which is {now} now"
+    return None

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.launch.changed_environment import changed_library, other_machine
+from benchbox.launch.changed_environment import changed_library, other_launcher, other_machine
 from benchbox.launch.fingerprint import benchbox_sha256, data_sha256, policy_sha256
 from benchbox.registry.statuses import STATUSES
 from benchbox.store.chain import content_sha256
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
+    from benchbox.launch.job import Launcher
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.run import RunStore
@@ -26,7 +27,7 @@ Launches = list[tuple["Cell", int]]
 class PendingLaunches:
     """The launches to run, the number of those whose record is reused, and lines on both.
 
-    A line says why some are measured again, or that some which are reused are of another machine.
+    A line says why some are measured again, or that some which are reused are of another machine or launcher.
     """
 
     launches: Launches
@@ -42,11 +43,13 @@ def pending_launches(
     *,
     fresh: bool = False,
     final: Collection[str] = ("ok",),
+    launcher: Launcher | None = None,
 ) -> PendingLaunches:
     """Select the launches that have no record, or one that failed or is outdated; with `fresh`, all of them.
 
     Args:
         final: statuses of launches that need not be repeated.
+        launcher: that will run them, where it is known.
 
     Raises:
         RecordError: a record cannot be read, and which.
@@ -64,7 +67,7 @@ def pending_launches(
         record = store.record(cell.cell_id, launch)
         reason = None
         if record is not None:
-            reason = _why_failed(record, final) or (_why_outdated(record, measure, policies[cell.policy], data[cell.data]))
+            reason = _why_failed(record, final) or _why_outdated(record, measure, policies[cell.policy], data[cell.data])
             key = (cell.cell_id, launch)
             if reason is None and key in chained and chained[key] != content_sha256(record):
                 reason = "its record is not the last one that was measured"
@@ -72,13 +75,15 @@ def pending_launches(
             reasons[reason] += 1
         if record is None or reason is not None:
             pending.append((cell, launch))
-        elif (difference := other_machine(record["environment"] or {})) is not None:
-            elsewhere[difference] += 1
+            continue
+        environment = record["environment"] or {}
+        if (difference := other_machine(environment)) is not None:
+            elsewhere[f"of another machine: {difference}"] += 1
+        elif launcher is not None and (difference := other_launcher(environment, launcher, cell.world_size)) is not None:
+            elsewhere[f"not comparable with new ones: {difference}"] += 1
     notes = [f"measuring {count} launch{'es' if count > 1 else ''} again: {reason}" for reason, count in reasons.items()]
     for difference, count in elsewhere.items():
-        notes.append(
-            f"reusing {count} launch{'es' if count > 1 else ''} of another machine: {difference}; --fresh repeats them"
-        )
+        notes.append(f"reusing {count} launch{'es' if count > 1 else ''} {difference}; --fresh repeats them")
     return PendingLaunches(pending, len(launches) - len(pending), notes)
 
 

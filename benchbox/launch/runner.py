@@ -72,7 +72,7 @@ def run_matrix(
         RecordError: a record of an earlier run cannot be read.
         BenchboxError: a process cannot be ended, and would disturb the next measurement.
     """
-    pending = pending_launches(launches, measure, store, policy_dirs)
+    pending = pending_launches(launches, measure, store, policy_dirs, launcher=launcher)
     summary = RunSummary(reused=pending.reused)
     failures = _Failures()
     with progress.display(list(launches), pending.launches, pending.notes):

@@ -94,6 +94,14 @@ def test_a_record_of_other_sources_is_measured_again_with_a_line_saying_so(bench
     assert bench.run(HEALTHY, launches=2).reused == 2
 
 
+def test_launches_that_another_launcher_measured_are_reused_with_a_line_saying_so(bench: Bench) -> None:
+    bench.run(HEALTHY)
+    assert "launched by" not in bench.text
+    bench.launcher.name = "another"
+    assert bench.run(HEALTHY).reused == 1
+    assert "reusing 1 launch not comparable with new ones: they were launched by direct, and this" in bench.text
+
+
 def test_a_record_of_another_number_of_steps_is_measured_again(bench: Bench) -> None:
     bench.run(HEALTHY)
     assert bench.run(HEALTHY, measure=replace(MEASURE, steps=5)).executed == 1

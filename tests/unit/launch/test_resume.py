@@ -14,7 +14,7 @@ from benchbox.measure.environment import environment
 from benchbox.registry.policies import policy_entry
 from benchbox.store.run import RunStore
 from tests.support.example_run import example_record, example_run
-from tests.support.launchers import MEASURE, cell
+from tests.support.launchers import MEASURE, DirectLauncher, cell
 
 if TYPE_CHECKING:
     from benchbox.registry.launch_record import LaunchRecord
@@ -104,6 +104,29 @@ def test_records_of_this_environment_are_reused_without_a_word_and_those_of_anot
     assert notes(devices=["NVIDIA H200 MIG 1g.18gb"], driver="580.1", cpu="Another CPU") == []
     assert "with driver 570.2, and this machine has 580.1" in notes(devices=["NVIDIA H200"], driver="570.2")[0]
     assert "on NVIDIA A100, which this machine does not have" in notes(devices=["NVIDIA A100"], driver="580.1")[0]
+
+
+def test_launches_by_another_launcher_or_with_other_threads_are_reused_with_a_word(
+    policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    def notes(**changes: object) -> list[str]:
+        started = {"launcher": "direct", "threads": 3, **changes}
+        store.write_record(cast("LaunchRecord", {**record, "environment": {**environment(), **sources, **started}}))
+        pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], launcher=DirectLauncher())
+        assert pending.reused == 1
+        return pending.notes
+
+    assert notes() == []
+    reused = "reusing 1 launch not comparable with new ones: they were"
+    assert notes(launcher="torchrun") == [
+        f"{reused} launched by torchrun, and this command launches by direct; --fresh repeats them"
+    ]
+    assert notes(threads=1) == [f"{reused} measured with OMP_NUM_THREADS=1, which is 3 now; --fresh repeats them"]
 
 
 def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy_dir: Path, tmp_path: Path) -> None:
