@@ -19,8 +19,12 @@ def environment_names() -> list[str]:
 
 
 def corpus_environment(name: str) -> Environment:
-    """Return the environment of `requirements/<name>.txt`."""
-    return Environment(requirements=REQUIREMENTS / f"{name}.txt", root=BUILD)
+    """Return the environment of `requirements/<name>.txt`.
+
+    Its packages are installed also where benchbox's environment, whose packages it borrows, has the same version: a borrowed
+    one has no command.
+    """
+    return Environment(requirements=REQUIREMENTS / f"{name}.txt", root=BUILD, pip_options=("--ignore-installed",))
 
 
 def build_deepspeed_extension(name: str) -> None:
