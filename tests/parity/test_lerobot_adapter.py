@@ -92,6 +92,14 @@ def test_the_loss_is_that_of_lerobots_own_forward(name: str, results: dict[str, 
     torch.testing.assert_close(results[f"{name}.adapter"], results[f"{name}.lerobot"], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])
+def test_a_camera_that_a_sample_lacks_does_not_reach_its_actions(name: str, results: dict[str, Tensor]) -> None:
+    """The second sample has the camera."""
+    image, inverted = results[f"{name}.acted"]
+    assert torch.equal(image[0], inverted[0])
+    assert not torch.equal(image[1], inverted[1])
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_full_size_is_the_published_one(name: str, results: dict[str, Tensor]) -> None:
     assert int(results[f"{name}.numel"]) == PUBLISHED[name]

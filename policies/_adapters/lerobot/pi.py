@@ -125,13 +125,17 @@ def _other_sizes(modeling: Any, sizes: Mapping[str, Any] | None, pixels: int) ->
 
 
 def _flow_policy(policy_class: Any) -> Any:
-    """Return a subclass of lerobot's pi0 or pi05 that trains with the noise, time and masks of the batch."""
+    """Return a subclass of lerobot's pi0 or pi05 that trains with noise, time and masks of the batch, and acts with the masks."""
 
     class TrainedPi(policy_class):
+        def _preprocess_images(self, batch: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+            """Return images and their masks, in training and in acting."""
+            images, _ = super()._preprocess_images(batch)
+            return images, batch[IMAGE_MASKS]
+
         def forward(self, batch: dict[str, Any]) -> Tensor:
             """Return the loss of every sample (B,)."""
-            images, _ = self._preprocess_images(batch)
-            inputs = [images, batch[IMAGE_MASKS], batch[TOKENS], batch[TOKEN_MASK]]
+            inputs = [*self._preprocess_images(batch), batch[TOKENS], batch[TOKEN_MASK]]
             if self.name == "pi0":
                 inputs.append(self.prepare_state(batch))
             elements = self.model.forward(*inputs, batch[ACTION], batch[NOISE], batch[TIME])  # (B, N, A)

@@ -85,13 +85,17 @@ class _Processor:
 
 
 def _flow_policy(policy_class: Any) -> Any:
-    """Return a subclass of lerobot's SmolVLA that trains with the noise, time and masks of the batch."""
+    """Return a subclass of lerobot's SmolVLA that trains with noise, time and masks of the batch, and acts with the masks."""
 
     class TrainedSmolVla(policy_class):
+        def prepare_images(self, batch: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+            """Return images and their masks, in training and in acting."""
+            images, _ = super().prepare_images(batch)
+            return images, batch[IMAGE_MASKS]
+
         def forward(self, batch: dict[str, Any]) -> Tensor:
             """Return the loss of every sample (B,)."""
-            images, _ = self.prepare_images(batch)
-            inputs = (images, batch[IMAGE_MASKS], batch[TOKENS], batch[TOKEN_MASK], self.prepare_state(batch))
+            inputs = (*self.prepare_images(batch), batch[TOKENS], batch[TOKEN_MASK], self.prepare_state(batch))
             elements = self.model.forward(*inputs, batch[ACTION], batch[NOISE], batch[TIME])  # (B, N, A)
             return mean_of_elements(elements, ~batch[ACTION_IS_PAD][..., None] & batch[ACTION_DIM_MASK][:, None])
 

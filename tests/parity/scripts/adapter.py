@@ -2,7 +2,7 @@
 
 Needs benchbox by PYTHONPATH. FOLDER has `request.json`, and `batch.safetensors` and `weights/model.safetensors` in a folder for
 each policy of which it has a preset. Written is `results.safetensors`: `<name>.loss` for those, `<name>.adapter` and
-`<name>.lerobot` for the tiny ones, and `<name>.numel` for the published ones.
+`<name>.lerobot` for the tiny ones, `<name>.acted` for those that act, and `<name>.numel` for the published ones.
 """
 
 import json
@@ -30,6 +30,8 @@ def main(folder):
         )  # lerobot's policies are built for the dimensions of one dataset
         results[f"{name}.adapter"] = policy(batch).total.detach()
         results[f"{name}.lerobot"] = own_loss(name, policy, batch).detach()
+    for name in ("pi0", "pi05", "smolvla"):
+        results[f"{name}.acted"] = actions_beside_two_images(build_policy(f"lerobot:{name}", "tiny", axes))
     for name, preset in request["presets"].items():
         policy = sys.modules[f"{PACKAGE}._adapters.lerobot.policy"].build({"names": {name: preset}}, axes, name)
         loaded = policy.load_weights(folder / name / "weights")
@@ -41,6 +43,15 @@ def main(folder):
             policy = build_policy(f"lerobot:{name}", "full", axes)
         results[f"{name}.numel"] = torch.tensor(sum(parameter.numel() for parameter in policy.parameters()))
     save_file(results, folder / "results.safetensors")
+
+
+def actions_beside_two_images(policy):
+    """Return the actions (2, B, N, A) for two images of the last camera, which the first sample lacks."""
+    batch = make_batch(policy.batch_spec(), 2)
+    batch["image_mask"][0, :, -1] = False
+    inverted = batch["images"].clone()
+    inverted[:, :, -1] = 255 - inverted[:, :, -1]
+    return torch.stack([policy.select_actions({**batch, "images": images}) for images in (batch["images"], inverted)])
 
 
 def own_loss(name, policy, batch):
