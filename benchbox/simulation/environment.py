@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +63,7 @@ def find_factory(name: str) -> Factory:
         raise ConfigurationError(Problem("--env", f"unknown environment {name!r}", hint))
     try:
         factory: Factory = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(Problem("--env", f"{name}: {error}", "it must be importable from this directory")) from None
+    except Exception as error:  # noqa: BLE001 (a module of others may raise anything)
+        message = f"{name}: {type(error).__name__}: {reason_of(error)}"
+        raise ConfigurationError(Problem("--env", message, "it must be importable from this directory")) from None
     return factory

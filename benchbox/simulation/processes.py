@@ -7,14 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.errors import EXIT_CELL_FAILED, BenchboxError, ConfigurationError
+import numpy as np
+
+from benchbox.errors import EXIT_CELL_FAILED, BenchboxError, ConfigurationError, reason_of
+from benchbox.simulation.environment import EnvironmentFrame
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    import numpy as np
+    from benchbox.simulation.environment import Environment, Factory
 
-    from benchbox.simulation.environment import Environment, EnvironmentFrame, Factory
+ANSWER_LIMIT_S = 1800.0  # after which an environment is taken to hang
 
 
 class SimulationError(BenchboxError):
@@ -75,9 +78,11 @@ class EnvironmentProcess:
 
         Raises:
             ConfigurationError: the environment cannot do it, such as one with an unknown name.
-            SimulationError: it failed, or its process ended.
+            SimulationError: it failed, its process ended, or it does not answer.
         """
         try:
+            if not self._connection.poll(ANSWER_LIMIT_S):
+                raise SimulationError(f"the environment has not answered for {ANSWER_LIMIT_S:g} s")
             result = self._connection.recv()
         except (EOFError, ConnectionError):
             self._process.join()
@@ -109,24 +114,31 @@ def _serve(
     environment = None
     try:
         environment = factory(cameras, size, fps)
-        connection.send((environment.task, environment.max_steps))
+        connection.send(_describe(environment))
         while (message := connection.recv()) is not None:
             request, arguments = message
             connection.send(_reset(environment, *arguments) if request == "reset" else _execute(environment, *arguments))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         pass  # the other end has ended
-    except BenchboxError as error:
-        connection.send(ConfigurationError(str(error)))
     except Exception as error:  # noqa: BLE001 (an environment of others may raise anything)
-        connection.send(SimulationError(f"the environment failed: {type(error).__name__}: {error}"))
+        failure = f"the environment failed: {type(error).__name__}: {reason_of(error)}"
+        with suppress(OSError):  # the other end has ended
+            connection.send(ConfigurationError(str(error)) if isinstance(error, BenchboxError) else SimulationError(failure))
     finally:
         if environment is not None:
             environment.close()
 
 
+def _describe(environment: Environment) -> tuple[str, int]:
+    """Return the task and the most steps of an environment."""
+    if not isinstance(environment.task, str):
+        raise TypeError(f"its task is {environment.task!r}, and not a text")
+    return environment.task, int(environment.max_steps)
+
+
 def _reset(environment: Environment, seed: int) -> Advance:
     environment.reset(seed)
-    return Advance([environment.observe()], steps=0)
+    return Advance([_observe(environment)], steps=0)
 
 
 def _execute(environment: Environment, actions: np.ndarray, every_frame: bool) -> Advance:
@@ -135,7 +147,13 @@ def _execute(environment: Environment, actions: np.ndarray, every_frame: bool) -
         solved, over = environment.step(action)
         ends = solved or over or steps == len(actions)
         if every_frame or ends:
-            observations.append(environment.observe())
+            observations.append(_observe(environment))
         if ends:
-            return Advance(observations, steps, solved, over)
+            return Advance(observations, steps, bool(solved), bool(over))  # environments of Gymnasium return NumPy's
     raise ValueError("no actions to execute")
+
+
+def _observe(environment: Environment) -> EnvironmentFrame:
+    """Return the current observation, its state in the dtype in which datasets are read."""
+    frame = environment.observe()
+    return EnvironmentFrame(np.asarray(frame.state, np.float32), frame.images)

@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from benchbox.errors import NonFiniteError
 from benchbox.simulation.observations import check_observation
+from benchbox.simulation.processes import SimulationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ def run_episodes(
     while True:
         started = [_start(environment, inputs, number, seed, filmed) for environment, (number, seed) in zip(free, waiting)]  # noqa: B905
         for episode in started:
-            _observe(episode, episode.environment.receive(), inputs)
+            _observe(episode, _receive(episode), inputs)
         results += [episode.result for episode in started]
         running += started
         if not running:
@@ -105,7 +106,7 @@ def run_episodes(
             episode.environment.begin_execution(actions, every_frame=every_frame or episode.is_filmed)
         free, still_running = [], []
         for episode in running:
-            progress = episode.environment.receive()
+            progress = _receive(episode)
             _observe(episode, progress, inputs)
             limit = episode.environment.max_steps if max_steps is None else max_steps
             if progress.solved or progress.over or episode.result.steps >= limit:
@@ -119,6 +120,16 @@ def run_episodes(
 def _start(environment: EnvironmentProcess, inputs: LiveInputs, number: int, seed: int, filmed: int) -> _RunningEpisode:
     environment.begin_reset(seed)
     return _RunningEpisode(environment, inputs.begin(environment.task, seed), EpisodeResult(seed), number < filmed)
+
+
+def _receive(episode: _RunningEpisode) -> Advance:
+    """Return the progress of an episode; the error of its environment names the episode."""
+    try:
+        progress: Advance = episode.environment.receive()
+    except SimulationError as error:
+        seed, steps = episode.result.seed, episode.result.steps
+        raise SimulationError(f"episode of seed {seed}, in the actions after step {steps}: {error}") from None
+    return progress
 
 
 def _observe(episode: _RunningEpisode, progress: Advance, inputs: LiveInputs) -> None:

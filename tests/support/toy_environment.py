@@ -63,3 +63,17 @@ class UnequalEnvironment(ToyEnvironment):
     def observe(self) -> EnvironmentFrame:
         frame = super().observe()
         return frame._replace(images=frame.images | dict.fromkeys(self._cameras[1:], np.zeros((16, 20, 3), np.uint8)))
+
+
+class GymEnvironment(ToyEnvironment):
+    """Returns numbers in the types of Gymnasium: float64 states, NumPy's booleans, and whether it is solved as a float."""
+
+    max_steps = np.int64(MAX_STEPS)  # type: ignore[assignment]
+
+    def observe(self) -> EnvironmentFrame:
+        frame = super().observe()
+        return frame._replace(state=frame.state.astype(np.float64) + 1e-9)
+
+    def step(self, action: np.ndarray) -> tuple[bool, bool]:
+        solved, over = super().step(action)
+        return np.float32(solved), np.bool_(over)  # type: ignore[return-value]

@@ -125,7 +125,7 @@ def _other_sizes(modeling: Any, sizes: Mapping[str, Any] | None, pixels: int) ->
 
 
 def _flow_policy(policy_class: Any) -> Any:
-    """Return a subclass of lerobot's pi0 or pi05 that trains with noise, time and masks of the batch, and acts with the masks."""
+    """Return a subclass of lerobot's pi0 or pi05 that takes noise, time and masks from the batch."""
 
     class TrainedPi(policy_class):
         def _preprocess_images(self, batch: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

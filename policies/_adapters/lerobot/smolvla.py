@@ -85,7 +85,7 @@ class _Processor:
 
 
 def _flow_policy(policy_class: Any) -> Any:
-    """Return a subclass of lerobot's SmolVLA that trains with noise, time and masks of the batch, and acts with the masks."""
+    """Return a subclass of lerobot's SmolVLA that takes noise, time and masks from the batch."""
 
     class TrainedSmolVla(policy_class):
         def prepare_images(self, batch: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +22,7 @@ from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.errors import EXIT_CELL_FAILED, ConfigurationError, NonFiniteError
+from benchbox.simulation import processes
 from benchbox.simulation.environment import EnvironmentFrame, find_factory
 from benchbox.simulation.live import LiveInputs, open_inputs
 from benchbox.simulation.metaworld import MetaWorld
@@ -34,6 +38,7 @@ from tests.support.toy_environment import (
     MAX_STEPS,
     DivergingEnvironment,
     FailingEnvironment,
+    GymEnvironment,
     ToyEnvironment,
     UnequalEnvironment,
 )
@@ -197,10 +202,60 @@ def test_a_task_that_the_dataset_lacks_is_stated(inputs: LiveInputs) -> None:
     assert unknown_task("add", inputs) == line
 
 
-def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -> None:
-    with pytest.raises(SimulationError, match="ValueError: no action like 4 numbers") as caught:
-        rollout(inputs, count_up, factory=FailingEnvironment)
+def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also if another one fails later, when nobody waits for its answer any more."""
+
+    class Late(FailingEnvironment):
+        def step(self, action: np.ndarray) -> tuple[bool, bool]:
+            time.sleep(0.2 * (self._seed == 4))
+            return super().step(action)
+
+    line = "episode of seed 3, in the actions after step 0: the environment failed: ValueError: no action like 4 numbers"
+    with pytest.raises(SimulationError, match=f"^{line}$") as caught:
+        rollout(inputs, count_up, factory=Late, seeds=[3, 4])
     assert caught.value.exit_code == EXIT_CELL_FAILED, "it is no bug of benchbox"
+    assert capfd.readouterr().err == ""
+
+
+def test_an_environment_that_does_not_answer_ends_the_evaluation(inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(ToyEnvironment):
+        def reset(self, seed: int) -> None:
+            time.sleep(600)
+
+    monkeypatch.setattr(processes, "ANSWER_LIMIT_S", 0.5)
+    with pytest.raises(SimulationError, match=r"^episode of seed 3, .*: the environment has not answered for 0\.5 s$"):
+        rollout(inputs, count_up, factory=Hanging, count=1, seeds=[3])
+
+
+def test_an_environment_may_return_the_types_of_gymnasium(inputs: LiveInputs) -> None:
+    """The record of an evaluation is written as JSON, which has no types of NumPy."""
+    batches = []
+
+    def act(batch: Batch) -> Tensor:
+        batches.append(batch)
+        return count_up(batch)
+
+    (plain,), (result,) = (rollout(inputs, act, count=1, seeds=[5], factory=kind) for kind in (ToyEnvironment, GymEnvironment))
+    assert json.dumps([result.solved, result.steps]) == json.dumps([plain.solved, plain.steps]) == "[true, 8]"
+    assert [batch["state"].tolist() for batch in batches[:2]] == [batch["state"].tolist() for batch in batches[2:]]
+    with closing(EnvironmentProcess(GymEnvironment, inputs.cameras, inputs.image_size, 10.0)) as environment:
+        assert type(environment.max_steps) is int
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"task": None}, "TypeError: its task is None, and not a text"),
+        ({"max_steps": None}, "TypeError: int"),
+        ({"observe": lambda _: (np.zeros(4), {})}, "AttributeError: 'tuple' object has no attribute 'state'"),
+        ({"observe": lambda _: EnvironmentFrame(np.array(["up"] * 4), {})}, "ValueError: could not convert string to float"),
+    ],
+)
+def test_an_environment_whose_members_are_of_another_type_fails_in_one_line(
+    inputs: LiveInputs, members: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SimulationError, match=f"the environment failed: {re.escape(message)}"):
+        rollout(inputs, count_up, count=1, seeds=[0], factory=type("Changed", (ToyEnvironment,), members))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -244,10 +299,21 @@ def test_the_frame_that_is_not_finite_is_named_where_the_policy_has_a_memory() -
         rollout(inputs, count_up, count=1, seeds=[7], factory=DivergingEnvironment)
 
 
-@pytest.mark.parametrize("name", ["reach-v3", "tests.support.toy_environment:Missing", "no_such_module:factory"])
+@pytest.mark.parametrize(
+    "name", ["reach-v3", "tests.support.toy_environment:Missing", "no_such_module:factory", ":factory", ".toys:factory"]
+)
 def test_an_unknown_environment_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=name.partition(":")[0]):
+    with pytest.raises(ConfigurationError, match=f"^--env: .*{re.escape(name.partition(':')[0])}"):
         find_factory(name)
+
+
+def test_a_module_of_an_environment_that_fails_at_its_import_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_environment.py").write_text("def factory(\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^--env: broken_environment:factory: SyntaxError: [^\n]*$"):
+        find_factory("broken_environment:factory")
 
 
 def test_an_environment_that_was_killed_is_reported_in_one_line(inputs: LiveInputs) -> None:
