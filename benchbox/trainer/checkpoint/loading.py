@@ -49,8 +49,8 @@ def load_policy(
         UnsupportedError: frozen weights that the checkpoint leaves out cannot be computed here.
     """
     checkpoint = find_checkpoint(checkpoint)
-    if (damage := damage_of(checkpoint, contents=False)) is not None:
-        raise DataError(f"{checkpoint}: damaged checkpoint ({damage})")
+    if (damage := damage_of(checkpoint)) is not None:
+        raise DataError(f"{checkpoint}: damaged checkpoint ({damage}); use another one")
     manifest = read_manifest(checkpoint)
     cell = Cell.from_dict(manifest.cell)
     is_switched = cell.attention != NATIVE and attention in attention_kernels(policy_entry(cell.policy, policy_dirs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,18 @@ def test_what_cannot_be_exported_is_one_line(parts: dict[str, TrainingPart], tmp
         load_policy(parts["fast"].folder, averages=True)
     with pytest.raises(DataError, match="no checkpoint of benchbox train: give a folder step-<n>"):
         load_policy(tmp_path)
+
+
+def test_a_weight_that_has_changed_on_disk_is_not_loaded(parts: dict[str, TrainingPart], tmp_path: Path) -> None:
+    """The reader of tensors does not notice it."""
+    damaged = tmp_path / "step-00000004"
+    shutil.copytree(parts["flow"].checkpoint(), damaged)
+    weight = TensorFolder(damaged / "tensors").read(["weights/action_out.weight"])["weights/action_out.weight"]
+    start = weight.numpy().tobytes()[:16]
+    (file,) = (path for path in (damaged / "tensors").glob("*.distcp") if start in path.read_bytes())
+    file.write_bytes(file.read_bytes().replace(start, bytes(16)))
+    with pytest.raises(DataError, match=rf"damaged checkpoint \(tensors/{file.name} has other contents than were saved\)"):
+        load_policy(damaged)
 
 
 def test_frozen_weights_that_a_gpu_drew_and_the_checkpoint_lacks_are_not_drawn_otherwise(
