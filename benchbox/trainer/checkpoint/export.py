@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchbox.errors import DataError, UnsupportedError
+from benchbox.errors import DataError, UnsupportedError, reason_of
 from benchbox.observer.introspect.names import live_buffers, live_parameters
 from benchbox.store.checkpoints import find_checkpoint, read_manifest
 from benchbox.trainer.checkpoint.loading import load_policy
@@ -42,7 +43,7 @@ def export_checkpoint(
         averages: export the averages of the weights in their place.
 
     Raises:
-        DataError: the checkpoint is damaged, has no averages, or the file exists.
+        DataError: the checkpoint is damaged, has no averages, or the file exists or cannot be written.
         UnsupportedError: openpi and LeRobot have no such policy.
     """
     checkpoint = find_checkpoint(checkpoint)
@@ -55,7 +56,10 @@ def export_checkpoint(
     metadata = {"format": "pt", "policy": manifest.cell["policy"], "size": manifest.cell["size"], "steps": str(manifest.steps)}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+    except SafetensorError as error:
+        raise DataError(f"{path}: could not be written ({reason_of(error)})") from None
     partial.replace(path)
     return path
 

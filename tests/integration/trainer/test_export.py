@@ -119,10 +119,16 @@ def test_what_is_exported_under_published_names_loads_as_published_weights(
 
 
 def test_what_cannot_be_exported_is_one_line(parts: dict[str, TrainingPart], tmp_path: Path) -> None:
-    """A policy that openpi does not have; averages that were not trained; a folder without a checkpoint."""
+    """A policy that openpi does not have; a file that cannot be written, as on a full disk; averages that were not trained; a
+    folder without a checkpoint.
+    """
     unknown = export(parts["fast"], "--out", str(tmp_path), "--format", "openpi")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1)
     assert "cannot be exported: openpi and LeRobot have no weights for its" in unknown.stderr
+    (tmp_path / ".model.safetensors.partial").mkdir()
+    unwritten = export(parts["fast"], "--out", str(tmp_path))
+    assert (unwritten.returncode, unwritten.stderr.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'model.safetensors'}: could not be written (Error while serializing: I/O error: " in unwritten.stderr
     with pytest.raises(DataError, match="has no averages of the weights; train with an EMA"):
         load_policy(parts["fast"].folder, averages=True)
     with pytest.raises(DataError, match="no checkpoint of benchbox train: give a folder step-<n>"):
