@@ -73,7 +73,7 @@ def flatten_generated(generate: Callable[[int, int], Any], seed: int, epoch: int
         ConfigurationError: the function returns anything but tensors whose first dimension is the batch size.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed + epoch * 1_000_003)
+        torch.default_generator.manual_seed(seed + epoch * 1_000_003)  # `torch.manual_seed` would seed those of GPUs too
         leaves, structure = tree_flatten(generate(1, seed))
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != 1:

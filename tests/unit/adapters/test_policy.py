@@ -83,6 +83,14 @@ def test_samples_of_the_global_generator_differ_by_seed_epoch_and_index_and_leav
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_generated_samples_do_not_seed_the_generators_of_gpus(monkeypatch):
+    """A dropout on the GPU would draw the same after equal samples."""
+    policy, seeds = built_directly(), []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    distinct_samples(policy)
+    assert seeds == []
+
+
 def test_state_and_action_are_normalised_by_the_statistics_of_the_dataset():
     policy, seen = regression(), []
     policy._batch = lambda batch: seen.append(batch) or batch["state"][:, -1]
