@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,13 @@ class TrackedTraining:
     folder: Path
     config: Mapping[str, Any]
     start: int
+
+    def run_id(self, tracker: str) -> str:
+        """Return the id of a tracker's run of this training, kept in its folder; a training that starts anew gets a new one."""
+        path = self.folder / f"{tracker}-id"
+        if not (self.start and path.is_file()):
+            path.write_text(uuid.uuid4().hex[:12])
+        return path.read_text()
 
 
 class OpenTracker(Protocol):

@@ -29,10 +29,10 @@ class TrackioTracker:
 
 
 def open_trackio(training: TrackedTraining) -> TrackioTracker:
-    """Start a run, or continue that of the same name. TRACKIO_DIR and TRACKIO_PROJECT are obeyed."""
+    """Start a run, or continue that of the same folder. TRACKIO_DIR and TRACKIO_PROJECT are obeyed."""
     run = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", _PROJECT),
-        name=training.name,
+        name=f"{training.name}-{training.run_id('trackio')}",  # by which a run is found again
         config=dict(training.config),
         resume="allow" if training.start else "never",
         embed=False,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import netrc
 import os
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import wandb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from benchbox.trainer.trackers.tracker import TrackedTraining
 
@@ -38,7 +36,7 @@ def open_wandb(training: TrackedTraining) -> WandbTracker:
         project=os.environ.get("WANDB_PROJECT", _PROJECT),
         name=training.name,
         dir=str(training.folder),
-        id=_run_id(training.folder / "wandb-id", resumes=training.start > 0),
+        id=training.run_id("wandb"),
         resume="allow",
         mode=_mode(),
         config=dict(training.config),
@@ -58,10 +56,3 @@ def _mode() -> Any:
     except (OSError, netrc.NetrcParseError):
         return "offline"
     return "online" if entries.authenticators("api.wandb.ai") else "offline"
-
-
-def _run_id(path: Path, *, resumes: bool) -> str:
-    """Return the id of the run of a folder; a training that starts anew gets a new one."""
-    if not (resumes and path.is_file()):
-        path.write_text(uuid.uuid4().hex[:12])
-    return path.read_text()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -110,3 +112,22 @@ def test_a_resumed_training_replaces_only_the_steps_that_it_repeats(tmp_path: Pa
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)]
+
+
+@pytest.mark.parametrize(("tracker", "key"), [("trackio", "name"), ("wandb", "id")])
+def test_a_resumed_training_continues_its_own_run_beside_one_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, key: str
+) -> None:
+    runs: list[str] = []
+    library = SimpleNamespace(init=lambda **options: runs.append(options[key]), Settings=dict)
+    monkeypatch.setitem(sys.modules, tracker, library)
+    module = f"benchbox.trainer.trackers.{tracker}"
+    monkeypatch.setitem(sys.modules, module, library)  # so that what is imported in its place is removed afterwards
+    del sys.modules[module]
+    for folder, start in (("a", 0), ("b", 0), ("a", 2), ("b", 0)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        training = TrackedTraining(name="t", folder=tmp_path / folder, config={}, start=start)
+        assert Trackers.open([tracker], training).take_warnings() == []
+    first, second, resumed, anew = runs
+    assert resumed == first
+    assert len({first, second, anew}) == 3
