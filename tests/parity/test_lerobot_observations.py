@@ -104,3 +104,9 @@ def test_a_policy_that_has_learnt_its_chunks_acts_those_of_the_current_frame(cas
         recorded = dataset.column("action", index, episode.to_index)
         expected = recorded[np.arange(length).clip(max=len(recorded) - 1)]
         torch.testing.assert_close(actions, torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+
+
+@acting
+def test_the_noise_of_a_sample_determines_its_actions(case: Case) -> None:
+    """Wherever else random numbers were drawn, and whatever samples are beside it."""
+    torch.testing.assert_close(case.tensors["alone"], case.tensors["beside"], rtol=1e-4, atol=1e-4)

@@ -62,8 +62,6 @@ def _build_without_language(preset: Mapping[str, Any], axes: Axes, source: str) 
     features = Features(cameras=axes.cams, pixels=preset["pixels"], dims=preset["dims"])
     name = _WITHOUT_LANGUAGE[source]
     config = features.config(source, name, pretrained_backbone_weights=None, **preset["names"][source])
-    if source == "diffusion":
-        config.n_action_steps = config.horizon + 1 - config.n_obs_steps  # all from the current frame on
     policy_class = getattr(import_lerobot(f"lerobot.policies.{source}.modeling_{source}"), f"{name}Policy")
     by_imagenet = config.normalization_mapping["VISUAL"].name == "MEAN_STD"
     inputs = partial(features.inputs, single=config.n_obs_steps == 1, by_imagenet=by_imagenet)
@@ -84,9 +82,12 @@ def _act(inputs: Callable[[Batch], dict[str, Tensor]], module: Any, batch: Batch
     `select_action` has collected.
     """
     observation = inputs(batch)
-    if module.name == "diffusion":
-        images = torch.stack([observation[key] for key in module.config.image_features], dim=2)  # (B, T, C, 3, H, W)
-        actions = module.diffusion.generate_actions(observation | {IMAGES: images}, noise=batch["noise"][:, 0])
-    else:
-        actions = module.predict_action_chunk(observation)
-    return cast("Tensor", actions)
+    if module.name != "diffusion":
+        return cast("Tensor", module.predict_action_chunk(observation))
+    images = torch.stack([observation[key] for key in module.config.image_features], dim=2)  # (B, T, C, 3, H, W)
+    condition = module.diffusion._prepare_global_conditioning(observation | {IMAGES: images})  # noqa: SLF001
+    noise = batch["noise"][:, 0]
+    # DDPM draws noise in every step: here that of a sample follows from its first noise, and not from who else is in the batch.
+    generators = [torch.Generator(noise.device).manual_seed(bits) for bits in noise[:, 0, 0].view(torch.int32).tolist()]
+    chunk = module.diffusion.conditional_sample(len(noise), global_cond=condition, generator=generators, noise=noise)
+    return cast("Tensor", chunk[:, module.config.n_obs_steps - 1 :])

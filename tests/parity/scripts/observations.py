@@ -3,7 +3,7 @@
 Needs benchbox by PYTHONPATH. FOLDER has `request.json`. Written are a dataset, `dataset`, whose images are in its tables, and
 `<policy>.safetensors` for each policy: `adapter.<name>` is an entry of the batch that the adapter gives to it in training,
 `lerobot.<name>` that of lerobot's dataset and normalisation, and `acted` are its actions (B, N, A) when its network returns the
-chunk that it was trained on.
+chunk that it was trained on. `alone` are its actions (1, N, A) for the last sample, and `beside` those beside the others.
 """
 
 import json
@@ -45,9 +45,12 @@ def main(folder):
             f"lerobot.{key}": value for key, value in own_batch(folder, policy.module.config, request["indices"]).items()
         }
         if name in request["acting"]:
-            return_chunk(policy.module, trained["action"])
             policy.eval()
-            tensors["acted"] = policy({key: batch[key] for key in policy.batch_spec().fields(acting=True)}, act=True)
+            inputs = {key: batch[key] for key in policy.batch_spec().fields(acting=True)}
+            alone = policy({key: tensor[-1:] for key, tensor in inputs.items()}, act=True)
+            tensors |= {"alone": alone, "beside": policy(inputs, act=True)[-1:]}
+            return_chunk(policy.module, trained["action"])
+            tensors["acted"] = policy(inputs, act=True)
         save_file({key: value.detach().clone().contiguous() for key, value in tensors.items()}, folder / f"{name}.safetensors")
 
 
