@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -56,10 +57,15 @@ def export_checkpoint(
     metadata = {"format": "pt", "policy": manifest.cell["policy"], "size": manifest.cell["size"], "steps": str(manifest.steps)}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    partial.touch()
+    mode = partial.stat().st_mode
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
     except SafetensorError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise DataError(f"{path}: could not be written ({reason_of(error)})") from None
+    partial.chmod(mode)  # safetensors replaces it by a file that only this user may read
     partial.replace(path)
     return path
 

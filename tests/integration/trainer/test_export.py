@@ -118,6 +118,12 @@ def test_what_is_exported_under_published_names_loads_as_published_weights(
         assert torch.equal(dict(policy.named_parameters())[name], parameter.bfloat16().float()), name
 
 
+def test_others_may_read_an_exported_file_as_they_may_read_any_other(parts: dict[str, TrainingPart], tmp_path: Path) -> None:
+    assert export(parts["flow"], "--out", str(tmp_path)).returncode == 0
+    (tmp_path / "other").touch()
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_what_cannot_be_exported_is_one_line(parts: dict[str, TrainingPart], tmp_path: Path) -> None:
     """A policy that openpi does not have; a file that cannot be written, as on a full disk; averages that were not trained; a
     folder without a checkpoint.
