@@ -142,6 +142,7 @@ class Validation:
         self._section, self._pass, self._path, self._is_writer = section, one_pass, path, is_writer
         self._best = best or BestSection()
         self._unscored: ConfigurationError | None = None
+        self.completed: int | None = None  # steps before the newest validation that was not abandoned
         self.trackers = Trackers()  # get the loss, its terms and its parts, on the rank that writes
         if is_writer and path.exists():
             keep_rows(path, lambda step: start > 0 and step <= start)  # one that begins again validates again
@@ -177,6 +178,7 @@ class Validation:
         result = self._pass.run(session, stopping)
         if result is None:
             return None
+        self.completed = completed
         row = {"step": completed, **result}
         if self._is_writer:
             with self._path.open("a") as log:

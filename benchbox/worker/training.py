@@ -152,6 +152,9 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
     _print_warnings(manager.take_warnings())
     if completed < config.steps:
         events.write("stopped", completed=completed, signal=signals.requested)
+    elif validation is not None and validation.completed != completed and rank == 0:
+        message = "the training was asked to stop, and has no validation after its last step"
+        events.write("warning", message=f"{message}: benchbox validate {folder} computes it")
 
 
 def _awaited(checkpoint: Path) -> Path:
