@@ -9,6 +9,7 @@ passed a closure has no gradients before it calls it: its call begins when the c
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,8 @@ from ..numerics.probes import can_probe
 from .tracing import TraceWatch, note_traced_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -80,7 +82,8 @@ class StepSegmenter:
             if torch.compiler.is_compiling():
                 note_traced_step()
                 return None
-            arguments: Arguments | None = self._run(0, lambda: self._before(optimizer, args, kwargs))
+            frame = sys._getframe(1)  # noqa: SLF001 (`inspect` reads every source file)
+            arguments: Arguments | None = self._run(0, lambda: self._before(optimizer, frame, args, kwargs))
             return arguments
 
         def after(optimizer: Optimizer, *_: Any) -> None:
@@ -124,9 +127,17 @@ class StepSegmenter:
             self._is_open = False
             self._listener.end_step()
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """Begin a call. Return the arguments of the step if its closure is to be replaced."""
-        self._drop_failed_calls(optimizer)
+    def _before(
+        self, optimizer: Optimizer, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        """Begin a call. Return the arguments of the step if its closure is to be replaced.
+
+        Args:
+            frame: of torch's hooked `step`, which runs the hooks and then the step itself.
+            optimizer, args, kwargs: of that step.
+        """
+        if self._calls:
+            self._drop_failed_calls(optimizer, frame)
         if self._calls and not self._calls[-1].in_closure:
             self._calls[-1].wraps = True
             self.wrappers.add(id(self._calls[-1].optimizer))
@@ -199,12 +210,22 @@ class StepSegmenter:
     def _is_wrapper(self, optimizer: Optimizer) -> bool:
         return id(optimizer) in self.wrappers or len(optimizer_chain(optimizer)) > 1
 
-    def _drop_failed_calls(self, optimizer: Optimizer) -> None:
-        """Drop calls without an end: this optimizer cannot be inside itself, so its earlier call raised."""
-        for depth, call in enumerate(self._calls):
-            if call.optimizer is optimizer:
-                del self._calls[depth:]
-                return
+    def _drop_failed_calls(self, optimizer: Optimizer, frame: FrameType) -> None:
+        """Drop calls that raised, and so have no end: those that do not run around this frame of torch's hooked `step`.
+
+        A step that calls the `step` of its base class runs the hooks twice. Its inner call counts.
+        """
+        running = {id(outer) for outer in _optimizers_around(frame)} - {id(optimizer)}
+        self._calls[:] = [call for call in self._calls if id(call.optimizer) in running]
+
+
+def _optimizers_around(frame: FrameType) -> Iterator[Any]:
+    """Yield the optimizers whose steps run around this frame of torch's hooked `step`."""
+    hooked_step, outer = frame.f_code, frame.f_back
+    while outer is not None:
+        if outer.f_code is hooked_step:
+            yield outer.f_locals.get("self")
+        outer = outer.f_back
 
 
 def _is_last_hook(handle: Any) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -51,3 +54,31 @@ def test_an_optimizer_that_starts_later_adds_its_model_to_the_earlier_ones() -> 
     assert sorted(tensor.name for tensor in facts.stepped) == ["bias", "bias", "weight", "weight"]
     assert all(tensor.live for tensor in facts.stepped)
     assert len(facts.parameters) == 4
+
+
+def test_a_step_that_raised_does_not_wrap_the_optimizer_that_steps_next() -> None:
+    """A hook that raises skips a step, for example. An optimizer that is taken for a wrapper has no facts."""
+    skipped = [False, False, True, False, False, False]
+
+    def skip(*_: Any) -> None:
+        if skipped.pop(0):
+            raise FloatingPointError
+
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with StepObserver(source="command", steps=6) as observer:
+        first_optimizer = torch.optim.AdamW(first.parameters())
+        first_optimizer.register_step_pre_hook(skip)
+        second_optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
+        for is_skipped in tuple(skipped):
+            second(first(torch.ones(1, 4))).sum().backward()
+            if is_skipped:
+                with pytest.raises(FloatingPointError):
+                    first_optimizer.step()
+            else:
+                first_optimizer.step()
+            second_optimizer.step()
+            first.zero_grad()
+            second.zero_grad()
+    facts = observer.facts()
+    assert [tensor.optimizer for tensor in facts.stepped] == ["AdamW", "AdamW", "SGD", "SGD"]
+    assert {name for step in facts.steps[3:] for name in step.rates} == {"AdamW", "SGD"}
