@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Turn an exception of the observer into a recorded problem: the observer stops, and the training continues."""
+    """Turn an exception of the observer into a recorded problem: the observer stops, and the training continues.
+
+    An observer that has stopped does nothing.
+    """
 
     @functools.wraps(method)
     def guarded(self: StepObserver, *args: Any) -> None:
+        if not self._installed:
+            return
         try:
             with torch.no_grad():
                 method(self, *args)
@@ -182,19 +187,17 @@ class StepObserver:
     @_guarded
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record an optimizer before it steps."""
-        if self._installed:
-            self._recorder.before_call(optimizer, tensors)
+        self._recorder.before_call(optimizer, tensors)
 
     @_guarded
     def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
         """Record an optimizer after it stepped."""
         self._state.calls.steps_taken += 1
-        if self._installed:
-            self._recorder.after_call(optimizer, tensors, closure_calls)
-            if self._recorder.expects_copies:
-                self._state.forward_hooks.before_next_call(self.before_forward)
-            if self._on_call is not None:
-                self._on_call(self)
+        self._recorder.after_call(optimizer, tensors, closure_calls)
+        if self._recorder.expects_copies:
+            self._state.forward_hooks.before_next_call(self.before_forward)
+        if self._on_call is not None:
+            self._on_call(self)
 
     @_guarded
     def before_forward(self) -> None:
@@ -209,7 +212,8 @@ class StepObserver:
     def fail(self, error: Exception, where: str = "hooks") -> None:
         """Record a failure of the observer, and stop: the training continues."""
         self._problems.append(f"{where}: {_describe(error)}")
-        self._stop()
+        if self._installed:
+            self._stop()
 
     @property
     def _state(self) -> ObserverState:

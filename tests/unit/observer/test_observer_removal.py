@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -112,6 +113,17 @@ def test_an_observer_that_fails_at_its_end_keeps_its_facts(monkeypatch, steps):
     facts = observer.facts()
     assert "ZeroDivisionError: in the observer" in facts.problems[0]
     assert len(facts.stepped) == 4
+
+
+def test_an_observer_that_fails_at_the_end_of_a_step_begins_no_other_step(monkeypatch):
+    """Beginning one would patch the gradient clipping of FSDP1 again, for the rest of the training."""
+    monkeypatch.setattr("benchbox.observer.recording.StepRecorder.end_step", lambda _: 1 / 0)
+    original = FullyShardedDataParallel.clip_grad_norm_
+    model = layers()
+    facts = observe_training(model, torch.optim.AdamW(model.parameters()))
+    assert FullyShardedDataParallel.clip_grad_norm_ is original
+    assert len(facts.steps) == 1
+    assert len(facts.problems) == 1
 
 
 def test_facts_survive_json():
