@@ -57,10 +57,12 @@ class GradientRecorder:
     def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
         """Record the gradients that changed inside the step."""
         observation = self._state.steps[-1]
-        name = type(optimizer).__name__
-        is_scratch = is_of_package(optimizer, _OVERWRITES_GRADIENTS)
         clips = self._state.calls.clips
         is_probed = self._state.optimizers[id(optimizer)].probed_step == observation.step
+        if not (is_probed or clips):
+            return
+        name = type(optimizer).__name__
+        is_scratch = is_of_package(optimizer, _OVERWRITES_GRADIENTS)
         for _, _, tensor in tensors:
             clips_inside = clips.pop(self._state.covered_ids(id(tensor))) if clips else []
             if not is_probed:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from .gradients import GradientRecorder
 from .introspect.discovery import discover
@@ -36,7 +37,7 @@ def _unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(method)
     def unwatched(*arguments: Any) -> None:
-        with _disable_current_modes():
+        with nullcontext() if _get_current_dispatch_mode() is None else _disable_current_modes():
             method(*arguments)
 
     return unwatched
