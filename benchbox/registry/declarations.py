@@ -26,11 +26,15 @@ def declared_texts(source: bytes, name: str) -> tuple[tuple[str, ...], int] | No
     """Return the texts of `name = ("a", "b")` and its line; no texts if it is anything else, None if it is not there."""
     tree = parse_policy(source)
     for statement in tree.body if tree is not None else ():
-        if isinstance(statement, ast.Assign) and [getattr(target, "id", "") for target in statement.targets] == [name]:
-            try:
-                value = ast.literal_eval(statement.value)
-            except ValueError:
-                return (), statement.lineno
-            texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, tuple | list) else ()
-            return texts, statement.lineno
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            continue
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        if name not in [getattr(target, "id", "") for target in targets]:
+            continue
+        try:
+            value = ast.literal_eval(statement.value)
+        except (TypeError, ValueError):
+            value = None
+        texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, tuple | list) else ()
+        return texts if all(isinstance(text, str) for text in texts) else (), statement.lineno
     return None

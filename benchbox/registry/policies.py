@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, reason_of
 from benchbox.registry.adapted_names import name_refusal
 from benchbox.registry.bundled import bundled_folders
 from benchbox.registry.extensions import extension_folders
@@ -156,10 +156,10 @@ def _read_presets(path: Path) -> dict[str, dict[str, Any]]:
 def _parse_presets(path: Path, content: bytes) -> dict[str, dict[str, Any]]:
     try:
         presets = YAML(typ="safe").load(content)
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # ValueError: a number or day that is none
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigurationError(Problem(where, f"not YAML: {getattr(error, 'problem', error)}")) from None
+        raise ConfigurationError(Problem(where, f"not YAML: {getattr(error, 'problem', None) or reason_of(error)}")) from None
     if not isinstance(presets, dict) or not all(isinstance(value, dict) for value in presets.values()):
         raise ConfigurationError(Problem(f"{path}:1:1", "presets are a mapping of size to settings"))
     return presets

@@ -39,9 +39,10 @@ def test_a_declaration_counts_for_more(entry):
     assert attention_kernels(entry(f'ATTENTION = ("eager", "native")\n{ADAPTED}')) == ("eager", "native")
     assert default_attention(entry(f'ATTENTION = ("eager", "native")\n{ADAPTED}')) == "eager"
     assert attention_kernels(entry('ATTENTION = "native"')) == ("native",)
+    assert attention_kernels(entry('ATTENTION: tuple[str, ...] = ("eager", "native")\n')) == ("eager", "native")
 
 
-@pytest.mark.parametrize("value", ["('flash',)", "()", "3", "KERNELS"])
+@pytest.mark.parametrize("value", ["('flash',)", "()", "3", "KERNELS", "(['eager'],)", "{['eager']}"])
 def test_a_declaration_of_anything_else_is_one_error_with_its_line(entry, value):
     with pytest.raises(ConfigurationError, match=r"policy.py:2:1: ATTENTION is a tuple of eager, sdpa, flex, native"):
         attention_kernels(entry(f"\nATTENTION = {value}\n"))
