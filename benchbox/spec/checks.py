@@ -176,5 +176,9 @@ def _existing_values(point: Mapping[str, Any], cells: list[Cell]) -> str:
 
 def _position_of(source: Source, field: str, value: Any) -> str:
     """Return where a field is set to this value: at the top level, in an axis, or in an included point."""
-    paths = [keys for keys in source.positions if keys and (keys[-1] == field or keys[:-1] == ("axes", field))]
+    paths = [
+        keys
+        for keys in source.positions
+        if keys[:1] in ((field,), ("axes",), ("include",)) and (keys[-1] == field or keys[:-1] == ("axes", field))
+    ]
     return next((source.where(keys) for keys in paths if source.at(keys) == value), source.where(()))

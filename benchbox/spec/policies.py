@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def resolve_policies(
                 _check_no_path(value, base, policies)
                 continue
         except ConfigurationError as error:
-            problems += [Problem(where, problem.message, problem.hint) for problem in error.problems]
+            problems += [replace(problem, where=problem.where or where) for problem in error.problems]
             entry = PolicyEntry(value, Path(), {})  # so that the name is not reported again
         policies[entry.name] = entry
         _replace(source, keys, entry.name)

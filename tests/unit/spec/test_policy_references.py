@@ -245,3 +245,17 @@ def test_a_folder_of_one_policy_with_a_name_that_is_taken_is_refused(tmp_path):
     assert policy_entry("pi0", [tmp_path]).folder == folder
     bundled = policy_entry("pi0").folder
     assert policy_entry("pi0", [bundled / ".." / "pi0"]).folder.samefile(bundled), "it is that folder itself"
+
+
+@pytest.mark.parametrize(
+    ("presets", "problem"),
+    [
+        ("tiny: {}\ntiny: {}\n", ':2:1: not YAML: found duplicate key "tiny"'),
+        ("tiny: !!int few\n", ": not YAML: invalid literal for int() with base 10: 'few'"),
+        ("- tiny\n", ":1:1: presets are a mapping of size to settings"),
+    ],
+)
+def test_a_problem_of_presets_is_shown_in_their_file(project, presets, problem):
+    file = project / "models" / "mine" / "presets.yaml"
+    file.write_text(presets)
+    assert any(line.startswith(f"{file.resolve()}{problem}") for line in refused(project, "policy: models/mine\n"))
