@@ -49,8 +49,7 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
     try:
         parsed = MatrixFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
-        unreadable = {problem.where for problem in problems}  # the value read there is not the one in the file
-        problems += [problem for problem in problems_of(error, MatrixFile, source) if problem.where not in unreadable]
+        problems += problems_of(error, MatrixFile, source, problems)
     problems += [*check_structure(source), *check_data(source)]
     if problems:
         raise ConfigurationError(in_order(problems))

@@ -35,10 +35,9 @@ def add_measured_values(source: Source, measured: MeasuredSetup) -> list[Problem
     problems = []
     for name in POINT_TYPES:
         value = getattr(measured.cell, name)
-        if value is None:
-            continue
         if name not in source.values:
-            _set(source, name, value)
+            if value is not None:
+                _set(source, name, value)
         elif source.values[name] != value:
             message = f"{name} is {to_yaml_word(source.values[name])} here and {to_yaml_word(value)} in {measured.label}"
             hint = f"remove it, or change the measured set-up on purpose with --set {name}=..."

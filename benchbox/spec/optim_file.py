@@ -99,6 +99,8 @@ class OptimFile(Strict):
         keys = self.model_fields_set
         if self.schedule != "wsd" and (unused := keys & {"decay_steps", "decay_shape"}):
             raise refusal(f"{' and '.join(sorted(unused))} belong to schedule: wsd, and the schedule is {self.schedule}")
+        if self.schedule == "wsd" and (self.decay_steps or 0) > self.total_steps:
+            raise refusal(f"decay_steps {self.decay_steps} are more than total_steps {self.total_steps}", "shorten decay_steps")
         if self.schedule == "wsd" and self.warmup_steps > (start := optim_spec(self).decay_start):
             message = f"warmup_steps {self.warmup_steps} reach into the decay from step {start} of {self.total_steps}"
             raise refusal(message, "shorten warmup_steps or decay_steps")

@@ -36,8 +36,15 @@ BOUNDS = {
 }
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], source: Source) -> list[Problem]:
-    """Return one problem for each error of pydantic in a file of that model."""
+def problems_of(
+    error: ValidationError, model: type[BaseModel], source: Source, earlier: Iterable[Problem] = ()
+) -> list[Problem]:
+    """Return one problem for each error of pydantic in a file of that model.
+
+    Args:
+        earlier: problems found in reading the file. Where there is one, the value that was read is not the one in the file.
+    """
+    unreadable = {problem.where for problem in earlier}
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
@@ -47,7 +54,8 @@ def problems_of(error: ValidationError, model: type[BaseModel], source: Source) 
         else:
             problem = _problem(detail["type"], loc, detail, source)
         # An axis with a wrong name is one problem, however many values it has.
-        problems.setdefault(f"{problem.where} {problem.message}", problem)
+        if problem.where not in unreadable:
+            problems.setdefault(f"{problem.where} {problem.message}", problem)
     return list(problems.values())
 
 

@@ -145,9 +145,14 @@ class _NodeReader:
     def value(self, node: Node, path: Keys) -> Any:
         self.source.positions[path] = self.where(node)
         self.value_count += 1
-        if self.value_count > MAX_VALUES or any(node is ancestor for ancestor in self.ancestors):
-            message = f"aliases expand to more than {MAX_VALUES} values" if self.value_count > MAX_VALUES else "alias to itself"
-            # Reading stops here, since it would never end.
+        message = None
+        if self.value_count > MAX_VALUES:
+            message = f"aliases expand to more than {MAX_VALUES} values"
+        elif any(node is ancestor for ancestor in self.ancestors):
+            message = "alias to itself"
+        elif len(self.ancestors) > MAX_DEPTH:
+            message = f"aliases nest deeper than {MAX_DEPTH}"
+        if message is not None:  # reading stops here, since it would never end
             raise ConfigurationError([*self.source.problems, Problem(self.where(node), message, "write the values out")])
         if isinstance(node, ScalarNode):
             return self.scalar(node)
@@ -212,6 +217,8 @@ def _not_yaml(error: YAMLError, text: str, label: str, position: str | None) -> 
         problem = f"nested deeper than {MAX_DEPTH}"
     else:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if problem.startswith("but "):  # the end of a sentence
+            problem = f"{getattr(error, 'context', '')}, {problem}"
     hint = "indent with spaces" if "'\\t'" in problem else None
     return Problem(position or f"{label}:{line + 1}:{column + 1}", f"not YAML: {problem}", hint)
 

@@ -137,7 +137,7 @@ def load_thresholds(path: Path, cells: Iterable[CellDict] = ()) -> tuple[Thresho
     try:
         parsed = ThresholdsFile.model_validate(source.values, context={"policies": _policies(cells)})
     except ValidationError as error:
-        problems += problems_of(error, ThresholdsFile, source)
+        problems += problems_of(error, ThresholdsFile, source, problems)
     if problems:
         raise ConfigurationError(in_order(problems))
     return tuple(map(threshold_of, parsed.thresholds))

@@ -163,7 +163,7 @@ def load_train(
     try:
         parsed = TrainFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
-        problems += problems_of(error, TrainFile, source)
+        problems += problems_of(error, TrainFile, source, problems)
     problems += [Problem(source.where(()), f"training needs {key}") for key in REQUIRED if key not in source.values]
     problems += check_data(source)
     if parsed is not None and parsed.checkpoint.keep_best is not None:

@@ -34,7 +34,7 @@ def remove_training_keys(source: Source, override_keys: Iterable[str]) -> list[P
     try:
         TrainFile.model_validate({"name": "unnamed", **values})
     except ValidationError as error:
-        problems = problems_of(error, TrainFile, source)
+        problems = problems_of(error, TrainFile, source, source.problems)
     axes = {key.removeprefix("axes.") for key in override_keys if key.startswith("axes.")} & POINT_TYPES.keys()
     for key in [*values, *axes]:
         if key in source.values:

@@ -274,6 +274,19 @@ def test_aliases_that_expand_without_end_are_cut_off(refused):
     assert line.endswith("aliases expand to more than 100000 values; write the values out")
 
 
+def test_aliases_that_nest_without_end_are_cut_off(refused):
+    """No text is nested deeper than 50, but 40 aliases to one another may be 40 times as deep, deeper than Python calls."""
+    nested = ["[" * 45 + inner + "]" * 45 for inner in ("1", *(f"*a{number}" for number in range(40)))]
+    (line,) = refused("".join(f"a{number}: &a{number} {text}\n" for number, text in enumerate(nested)))
+    assert line.endswith("aliases nest deeper than 50; write the values out")
+
+
+def test_a_value_that_no_policy_has_is_shown_where_it_is_set_and_not_where_cells_are_selected(refused):
+    text = GOOD.replace("size: tiny\n", "thresholds: [{metric: mfu, min: 0, where: {size: full}}]\n")
+    text = text.replace("policy: alpha", "policy: beta") + "  size: [tiny, full]\n"
+    assert refused(text) == ["m.yaml:8:16: policy beta has no size 'full'; one of tiny"]
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -282,7 +295,7 @@ def test_aliases_that_expand_without_end_are_cut_off(refused):
         (b"- a\n", "m.yaml:1:1: is not a mapping; start with 'name: ...'"),
         (b"\x89PNG\r\n\x1a\n\xff", "m.yaml:1:1: is not UTF-8 text; a YAML file is meant"),
         (b"a: \0\n", "m.yaml:1:1: is a binary file; a YAML file is meant"),
-        (b"a: 1\n---\nb: 2\n", "m.yaml:2:1: not YAML: but found another document"),
+        (b"a: 1\n---\nb: 2\n", "m.yaml:2:1: not YAML: expected a single document in the stream, but found another document"),
         (b"#" * 2_000_000, "m.yaml: is larger than 1 MiB; a page of YAML is meant"),
     ],
     ids=["empty", "comments", "a list", "an image", "a NUL", "two documents", "two megabytes"],

@@ -113,6 +113,12 @@ def test_a_file_with_another_set_up_is_refused_where_it_says_so(write, policies,
     )
 
 
+def test_a_field_that_the_measured_cell_leaves_out_is_a_part_of_its_set_up(write, policies, tmp_path):
+    with pytest.raises(ConfigurationError) as caught:
+        from_measured(write(REST + "shard_size: 2\n"), policies)
+    assert "t.yaml:4:13: shard_size is 2 here and null in cell 12ab of runs/r" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -56,6 +56,7 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
             GOOD + "data: synthetic\nvalidation: {every: 5}\n",
             "t.yaml:9:21: the data have no validation episodes; write data: {validation: 0.1}, or leave out validation.every",
         ),
+        (GOOD + "seed: 2020-01-01\n", "t.yaml:8:7: '2020-01-01' reads as a timestamp; put it in quotes"),
         (
             GOOD + "attention: flex\npadding: longest\n",
             (
@@ -147,6 +148,10 @@ def test_the_shipped_training_files_load():
         (
             "{schedule: wsd, warmup_steps: 50, total_steps: 60, decay_steps: 20}",
             "8:8: warmup_steps 50 reach into the decay from step 40 of 60; shorten warmup_steps or decay_steps",
+        ),
+        (
+            "{schedule: wsd, warmup_steps: 0, total_steps: 60, decay_steps: 61}",
+            "8:8: decay_steps 61 are more than total_steps 60; shorten decay_steps",
         ),
         ("{thaw_warmup_steps: 5}", "8:8: thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen"),
         ("{ema_warmup: true}", "8:8: ema_warmup needs ema_decay: there is no average"),
