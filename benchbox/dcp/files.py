@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,16 +92,24 @@ class TensorFolder:
 
 
 def _read_metadata(folder: Path) -> Metadata:
-    metadata = load_metadata(folder / METADATA)
-    entries = metadata.state_dict_metadata
-    if foreign := [key for key, entry in entries.items() if not isinstance(entry, TensorStorageMetadata)]:
-        raise DataError(f"{folder / METADATA}: {foreign[0]} is no tensor")
-    for location in (metadata.storage_data or {}).values():
-        name = str(location.relative_path)
-        if "/" in name or not (folder / name).is_file():
-            raise DataError(f"{folder}: {name}: missing; {METADATA} names it")
-        if location.transform_descriptors:
-            raise DataError(f"{folder}: {name}: compressed, which is not supported")
+    path = folder / METADATA
+    metadata = load_metadata(path)
+    try:
+        entries, locations = metadata.state_dict_metadata.items(), (metadata.storage_data or {}).values()
+        for key, entry in entries:
+            if not isinstance(entry, TensorStorageMetadata) or not isinstance(entry.properties.dtype, torch.dtype):
+                raise DataError(f"{path}: {key} is no tensor")
+            saved, elements = sum(prod(chunk.sizes) for chunk in entry.chunks), prod(entry.size)
+            if saved != elements:  # torch reads what there is
+                raise DataError(f"{path}: damaged ({saved} of the {elements} elements of {key} are in files)")
+        for location in locations:
+            name = str(location.relative_path)
+            if "/" in name or not (folder / name).is_file():
+                raise DataError(f"{folder}: {name}: missing; {METADATA} names it")
+            if location.transform_descriptors:
+                raise DataError(f"{folder}: {name}: compressed, which is not supported")
+    except (AttributeError, TypeError) as error:  # records with other fields than theirs
+        raise DataError(f"{path}: damaged ({first_line(error)})") from error
     return metadata
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,6 +15,11 @@ from benchbox.dcp.files import METADATA, TensorFolder, write_shards
 from benchbox.dcp.metadata import load_metadata
 from benchbox.dcp.shards import full_shards
 from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.checkpoint.metadata import Metadata
 
 
 def test_every_rank_flushes_its_tensors_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +48,41 @@ def test_metadata_that_names_a_file_of_another_folder_is_refused(tmp_path: Path)
     (tmp_path / "two" / METADATA).write_bytes(pickle.dumps(metadata))
     with pytest.raises(DataError, match=r"\.\./one/__0_0\.distcp: missing; \.metadata names it"):
         TensorFolder(tmp_path / "two")
+
+
+def _drop_chunks(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["weight"] = replace(metadata.state_dict_metadata["weight"], chunks=[])
+
+
+def _enlarge(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["weight"] = replace(metadata.state_dict_metadata["weight"], size=torch.Size([2**50]))
+
+
+def _remove_tensors(metadata: Metadata) -> None:
+    metadata.state_dict_metadata = None  # type: ignore[assignment]
+
+
+def _name_no_file(metadata: Metadata) -> None:
+    metadata.storage_data = dict.fromkeys(metadata.storage_data, 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop_chunks, r"damaged \(0 of the 2 elements of weight are in files\)"),
+        (_enlarge, r"damaged \(2 of the \d+ elements of weight are in files\)"),
+        (_remove_tensors, "damaged"),
+        (_name_no_file, "damaged"),
+    ],
+)
+def test_metadata_that_does_not_describe_whole_tensors_is_refused(
+    tmp_path: Path, damage: Callable[[Metadata], None], message: str
+) -> None:
+    """Elements that no file has would be whatever was in memory."""
+    write_shards(tmp_path, {"weight": full_shards(torch.ones(2))}, None)
+    metadata = load_metadata(tmp_path / METADATA)
+    metadata.storage_meta = None  # has a path, which is written as another class than it is read as
+    damage(metadata)
+    (tmp_path / METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DataError, match=message):
+        TensorFolder(tmp_path)
