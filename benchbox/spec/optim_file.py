@@ -104,6 +104,8 @@ class OptimFile(Strict):
         if self.schedule == "wsd" and self.warmup_steps > (start := optim_spec(self).decay_start):
             message = f"warmup_steps {self.warmup_steps} reach into the decay from step {start} of {self.total_steps}"
             raise refusal(message, "shorten warmup_steps or decay_steps")
+        if self.schedule in ("warmup_cosine", "wsd") and "final_lr" in keys and self.final_lr > self.lr:
+            raise refusal(f"final_lr {self.final_lr} is above lr {self.lr}, and a decay does not raise it", "lower final_lr")
         if "thaw_warmup_steps" in keys and not self.freeze_backbone_steps:
             raise refusal("thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen")
         if "ema_warmup" in keys and self.ema_decay is None:

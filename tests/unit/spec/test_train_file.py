@@ -153,6 +153,10 @@ def test_the_shipped_training_files_load():
             "{schedule: wsd, warmup_steps: 0, total_steps: 60, decay_steps: 61}",
             "8:8: decay_steps 61 are more than total_steps 60; shorten decay_steps",
         ),
+        (
+            "{lr: 1.0e-5, final_lr: 1.0e-4}",
+            "8:8: final_lr 0.0001 is above lr 1e-05, and a decay does not raise it; lower final_lr",
+        ),
         ("{thaw_warmup_steps: 5}", "8:8: thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen"),
         ("{ema_warmup: true}", "8:8: ema_warmup needs ema_decay: there is no average"),
         ("{ema_decay: 1.0}", "8:20: optim.ema_decay must be less than 1.0, not 1.0"),
