@@ -76,3 +76,10 @@ def test_a_group_outside_the_container_and_a_system_without_groups_limit_nothing
 def test_waits_for_the_quotas_of_all_groups_around_a_process_count(groups: Path) -> None:
     write(groups, {"cpu.stat": "throttled_usec 0", "job/cpu.stat": "nr_periods 5\nthrottled_usec 1500000"}, "0::/job\n")
     assert quota_throttled_s() == 1.5
+
+
+def test_waits_for_the_quotas_of_a_group_and_of_those_around_it_add_up(groups: Path) -> None:
+    """Each group counts the waits for its own quota."""
+    stat = "nr_periods 9\nthrottled_usec {}"
+    write(groups, {"job/cpu.stat": stat.format(2_000_000), "job/step/cpu.stat": stat.format(500_000)}, "0::/job/step\n")
+    assert quota_throttled_s() == pytest.approx(2.5)

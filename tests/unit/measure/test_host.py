@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -100,3 +101,11 @@ def test_the_cpu_time_of_a_rank_is_also_that_of_its_children_while_they_live_and
     if has_ended:
         spent = tree_cpu_s() - before
     assert spent >= 0.35
+
+
+def test_the_time_of_niced_processes_and_of_interrupts_is_busy_and_that_of_waits_and_guests_is_not(monkeypatch):
+    """A hypervisor counts guests among its own user time already."""
+    times = {"user": 1, "nice": 2, "system": 4, "idle": 8, "iowait": 16, "irq": 32, "softirq": 64, "steal": 128, "guest": 256}
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(**times))
+    reading = read_host()
+    assert (reading.busy_s, reading.steal_s) == (1 + 2 + 4 + 32 + 64, 128)

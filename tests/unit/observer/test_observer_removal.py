@@ -126,6 +126,23 @@ def test_an_observer_that_fails_at_the_end_of_a_step_begins_no_other_step(monkey
     assert len(facts.problems) == 1
 
 
+def test_a_failure_of_an_observer_that_has_stopped_leaves_its_facts_alone(monkeypatch):
+    """A call of the training may be running when the observer stops, and be recorded at its end."""
+    monkeypatch.setattr("benchbox.observer.recording.StepRecorder.end_step", lambda _: 1 / 0)
+    model = layers()
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
+    with StepObserver(source="command", steps=4) as observer:
+        monkeypatch.setattr("benchbox.observer.hooks.calls._overflowed", lambda *_: 1 / 0 if observer.has_failed else False)
+        for _ in range(4):
+            scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    facts = observer.facts()
+    assert len(facts.stepped) == 4
+    assert [problem.partition(":")[0] for problem in facts.problems] == ["end_step"]
+
+
 def test_facts_survive_json():
     model = layers(torch.bfloat16)
     facts = observe_training(model, MasterWeightOptimizer(model.parameters()))
