@@ -232,6 +232,11 @@ REPLACED = [
         "pair: [{batch: 1, cams: 1}, {batch: 2}]",
         "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams",
     ),
+    (
+        "batch: [1, 2]",
+        "pair: [{batch: 1, cams: 1}, {batch: 2, seed: 1}]",
+        "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams",
+    ),
     ("batch: [1, 2]", "pair: [{}]", "m.yaml:7:10: this point of axis pair is empty"),
     (
         "batch: [1, 2]",
