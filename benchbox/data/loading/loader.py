@@ -171,10 +171,13 @@ def load_samples(
 
 
 def _raise_errors(items: Iterator[PackedSamples | ConfigurationError | DataError]) -> Generator[PackedSamples]:
-    for item in items:
-        if isinstance(item, ConfigurationError | DataError):
-            raise item
-        yield item
+    yield from map(_raise_error, items)  # a loop would keep every item until the next one is asked for
+
+
+def _raise_error(item: PackedSamples | ConfigurationError | DataError) -> PackedSamples:
+    if isinstance(item, ConfigurationError | DataError):
+        raise item
+    return item
 
 
 class _KeysDataset(Dataset):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
@@ -14,6 +15,7 @@ from benchbox.data.loading.loader import open_stream
 from benchbox.data.order.frames import FrameOrder, MicroBatchSampler
 from benchbox.data.order.groups import generated_group
 from benchbox.data.order.randomness import DRAWS, draw_random_fields, generator
+from benchbox.measure.memory import TensorStorageTracker
 from benchbox.spec.cell import DataSpec
 
 SYNTHETIC = DataSpec(kind="synthetic", workers=0)
@@ -54,6 +56,20 @@ def take(spec, n, data=SYNTHETIC, batch=2, accumulation=1, rank=0, world_size=1,
 
 def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("order", ["frame_shuffle", "episode_shuffle"])
+def test_after_a_batch_nothing_but_it_is_in_memory_that_was_loaded(spec, order, workers):
+    """A block of many samples that were copied from it would add to the peak memory of a step."""
+    data = replace(SYNTHETIC, workers=workers)
+    stream = open_stream(data, spec, batch=1, accumulation=1, rank=0, world_size=1, seed=0, order=order)
+    with closing(stream), TensorStorageTracker() as memory:
+        for _ in range(3):
+            batch = next(stream)
+            assert memory.current_bytes < 2 * sum(tensor.nbytes for tensor in batch.values())
+            del batch
+            assert memory.current_bytes < 1000
 
 
 def test_every_sample_is_seen_exactly_once_an_epoch_even_when_steps_do_not_divide_it():
