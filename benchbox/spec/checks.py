@@ -50,7 +50,9 @@ def check_structure(source: Source) -> list[Problem]:
                 problems.append(Problem(source.where(("axes", name, index)), f"this point of axis {name} is empty"))
             elif point.keys() != points[0].keys():
                 message = f"every point of axis {name} needs the same keys: {', '.join(points[0])}"
-                problems.append(Problem(source.where(("axes", name, index)), message))
+                differences = {"lacks": points[0].keys() - point.keys(), "also has": point.keys() - points[0].keys()}
+                texts = [f"{verb} {', '.join(sorted(map(str, keys)))}" for verb, keys in differences.items() if keys]
+                problems.append(Problem(source.where(("axes", name, index)), message, f"this one {' and '.join(texts)}"))
     problems += _check_cell_count(source, axes)
     if isinstance(axes.get("batch"), dict):
         problems += _check_search(source)
@@ -130,7 +132,7 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
     for policy, size in dict.fromkeys((cell.policy, cell.size) for cell in cells):
         presets = policies[policy].presets
         if size not in presets:
-            where = _position_of(source, "size", size)
+            where = _position_of(source, "size", size, policy)
             problems.append(Problem(where, f"policy {policy} has no size {size!r}", did_you_mean(size, presets)))
         elif refusal := name_refusal(policies[policy], size):
             problems.append(Problem(_position_of(source, "policy", policy), *refusal))
@@ -138,7 +140,7 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
             problems.append(Problem(source.where(("data",)), *refusal))
     for policy, attention in dict.fromkeys((cell.policy, cell.attention) for cell in cells):
         if refusal := attention_refusal(policies[policy], attention):
-            problems.append(Problem(_position_of(source, "attention", attention), *refusal))
+            problems.append(Problem(_position_of(source, "attention", attention, policy), *refusal))
     refusals = (mode_refusal(policies[policy], matrix.data.mode) for policy in dict.fromkeys(cell.policy for cell in cells))
     problems += [Problem(source.where(("data", "mode")), *refusal) for refusal in refusals if refusal]
     selections: list[tuple[Keys, Mapping[str, Any], list[Cell]]] = [(("reference",), matrix.reference, cells)]
@@ -174,11 +176,17 @@ def _existing_values(point: Mapping[str, Any], cells: list[Cell]) -> str:
     return "these values never come together"
 
 
-def _position_of(source: Source, field: str, value: Any) -> str:
-    """Return where a field is set to this value: at the top level, in an axis, or in an included point."""
+def _position_of(source: Source, field: str, value: Any, policy: str | None = None) -> str:
+    """Return where a field is set to this value: at the top level, in an axis, or in an included point.
+
+    A point that also sets the policy, to this one, comes first.
+    """
     paths = [
         keys
         for keys in source.positions
         if keys[:1] in ((field,), ("axes",), ("include",)) and (keys[-1] == field or keys[:-1] == ("axes", field))
     ]
-    return next((source.where(keys) for keys in paths if source.at(keys) == value), source.where(()))
+    found = [keys for keys in paths if source.at(keys) == value]
+    points = ((keys, source.at(keys[:-1])) for keys in found)
+    of_policy = [keys for keys, point in points if policy and isinstance(point, dict) and point.get("policy") == policy]
+    return source.where(next(iter([*of_policy, *found]), ()))

@@ -230,12 +230,12 @@ REPLACED = [
     (
         "batch: [1, 2]",
         "pair: [{batch: 1, cams: 1}, {batch: 2}]",
-        "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams",
+        "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams; this one lacks cams",
     ),
     (
         "batch: [1, 2]",
         "pair: [{batch: 1, cams: 1}, {batch: 2, seed: 1}]",
-        "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams",
+        "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams; this one lacks cams and also has seed",
     ),
     ("batch: [1, 2]", "pair: [{}]", "m.yaml:7:10: this point of axis pair is empty"),
     (
@@ -290,6 +290,13 @@ def test_a_value_that_no_policy_has_is_shown_where_it_is_set_and_not_where_cells
     text = GOOD.replace("size: tiny\n", "thresholds: [{metric: mfu, min: 0, where: {size: full}}]\n")
     text = text.replace("policy: alpha", "policy: beta") + "  size: [tiny, full]\n"
     assert refused(text) == ["m.yaml:8:16: policy beta has no size 'full'; one of tiny"]
+
+
+def test_a_value_that_a_policy_lacks_is_shown_in_the_point_of_that_policy(refused):
+    """Other points have the same value, of policies that know it."""
+    points = "  points:\n  - {policy: alpha, size: full}\n  - {policy: beta, size: full}\n"
+    text = GOOD.replace("policy: alpha\nsize: tiny\n", "").replace("axes:\n", f"axes:\n{points}")
+    assert refused(text) == ["m.yaml:6:26: policy beta has no size 'full'; one of tiny"]
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,9 @@ def test_an_attention_kernel_that_a_policy_lacks_is_refused_at_its_place(project
     assert "matrix.yaml:8:12: policy mine cannot switch its attention to sdpa; write attention: native" in refusal
     (refusal,) = refused(project, "policy: pi0\nattention: native\n")
     assert "matrix.yaml:8:12: policy pi0 has no attention 'native'; one of eager, sdpa, flex" in refusal
+    points = "axes:\n  points:\n  - {policy: models/mine, attention: native}\n  - {policy: pi0, attention: native}\n"
+    (refusal,) = refused(project, points)
+    assert "matrix.yaml:10:30: policy pi0 has no attention 'native'" in refusal
 
 
 def test_a_training_file_names_policies_in_the_same_way(project):
