@@ -10,6 +10,7 @@ from benchbox.launch.job import Job
 from benchbox.launch.supervise.desync import add_positions, find_difference
 from benchbox.launch.supervise.outcome import Outcome
 from benchbox.launch.supervise.trace import Trace
+from benchbox.store.files import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +33,16 @@ def done(sequence: int, operation: str = "all_reduce", **changes: Any) -> Any:
         ([done(1), call(2, "barrier")], [done(1), call(2)], "barrier(float32 [72]) on rank 0"),
         ([done(1), done(2)], [done(1), call(2, dtypes=["bfloat16"])], "all_reduce(bfloat16 [72]) on rank 1"),
         ([call(9, group="row")], [call(4, group="column")], "rank 0 waits in all_reduce(float32 [72]) and rank 1 waits in"),
+        ([call(2), call(3)], [call(2, shape=(1,)), call(3)], "call 2 of group default_pg 0 is all_reduce(float32 [72])"),
     ],
-    ids=["operation", "size", "end of the loop", "failed call that torch has retired", "each in another group"],
+    ids=[
+        "operation",
+        "size",
+        "end of the loop",
+        "failed call that torch has retired",
+        "each in another group",
+        "several at once",
+    ],
 )
 def test_different_calls_are_named_with_both_ranks(first: list[Any], second: list[Any], words: str) -> None:
     difference = find_difference({0: first, 1: second})
@@ -53,6 +62,15 @@ def test_different_calls_are_named_with_both_ranks(first: list[Any], second: lis
 )
 def test_a_rank_that_is_behind_does_not_contradict(first: list[Any], second: list[Any]) -> None:
     assert find_difference({0: first, 1: second}) is None
+
+
+@pytest.mark.parametrize(("kind", "status"), [("RuntimeError", "desync"), ("Killed", "crash"), ("Terminated", "crash")])
+def test_ranks_that_another_process_ended_may_have_called_different_collectives(kind: str, status: str, tmp_path: Path) -> None:
+    job = Job(config={}, ranks=2, folder=tmp_path, timeout_s=None, hang_after_s=1.0)
+    for rank, operation in enumerate(("all_reduce", "all_gather")):
+        write_json(job.collectives(rank), {"calls": [call(2, operation)], "stack": "in clip", "reason": None})
+    error: Any = {"type": kind, "message": "it ended", "rank": 1, "phase": "clip", "traceback": None}
+    assert add_positions(Outcome("crash", error), job, [Trace(0), Trace(1)], {}).status == status
 
 
 def test_a_rank_without_collectives_says_why(tmp_path: Path) -> None:

@@ -183,6 +183,23 @@ def test_in_a_failing_group_a_dead_rank_is_distinguished_from_one_that_waits() -
     assert (outcome.error["type"], outcome.error["rank"]) == ("Killed", 2)
 
 
+def test_in_a_failing_group_a_rank_that_only_waits_is_not_blamed() -> None:
+    outcome = classify_outcome(ending("failing", [error(secondary=True)], [progress(4, "forward")]))
+    assert (outcome.error["type"], outcome.error["rank"]) == ("SomeError", 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "traceback"),
+    [
+        (([progress(4, "forward")], [progress(4, "forward")]), "rank 0\nin a\nrank 1\nin b"),
+        (([progress(4, "sync")], [progress(4, "forward")]), "rank 1\nin b"),
+    ],
+    ids=["none is to blame", "one is to blame"],
+)
+def test_the_stacks_of_a_stuck_group_are_those_of_the_rank_to_blame_or_else_of_all(ranks: Any, traceback: str) -> None:
+    assert classify_outcome(ending("hang", *ranks), stacks={0: "in a", 1: "in b"}).error["traceback"] == traceback
+
+
 def test_a_group_that_the_user_stopped_is_interrupted_whatever_its_ranks_reported() -> None:
     assert classify_outcome(ending("stopped", [error()], [])).status == "interrupted"
 
