@@ -84,6 +84,9 @@ def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
     assert change.verdict == "inconclusive"
     assert change.reason == "it is within the noise floor of this machine, 19.4%"
     assert compared(steady_records(step_s=STEP_S * 1.5), noise=noise).verdict == "regression"
+    head = figures(steady_records(step_s=STEP_S * 1.15, launches=12))
+    (change,) = compare_runs(BASE, head, metric_names=THROUGHPUT, noise=noise).changes
+    assert (change.launches, change.verdict) == ((5, 12), "inconclusive"), "the floor is that of the fewer launches"
 
 
 def test_a_noise_floor_of_step_times_says_nothing_of_other_times(monkeypatch):

@@ -64,6 +64,12 @@ def test_a_difference_that_chance_explains_is_inconclusive():
     assert (overlapping.verdict, overlapping.more_launches) == ("inconclusive", None)
 
 
+def test_the_cell_with_fewer_launches_says_how_many_more_are_needed():
+    later = [record | {"launch": record["launch"] + 2} for record in launches(ZERO, 0.2, 0.21, 0.24, 0.2)]
+    comparison = compare(*launches(FSDP, 0.31, 0.32), *later)
+    assert (comparison.effect.launches, comparison.more_launches) == ((2, 4), 3)
+
+
 def test_a_difference_below_two_percent_is_never_a_verdict_of_its_own():
     slower = compare(*steady_records(FSDP, step_s=0.202), *steady_records(ZERO, step_s=0.2))
     assert slower.effect.p < ALPHA

@@ -156,6 +156,15 @@ def test_launches_of_which_one_has_no_throughput_settle_nothing(step_s, lookup):
     assert row.note.endswith("one is not above zero")
 
 
+def test_a_value_that_is_zero_in_every_launch_has_not_become_worse(lookup):
+    records = steady_records(step_s=STEP_S)
+    for record in records:
+        record["throughput"]["global_samples_per_s"] = 0.0
+    zero = {"value": 0.0, "low": 0.0, "high": 0.0, "launches": 5, "by_launch": {str(launch): 0.0 for launch in range(1, 6)}}
+    lookup.baseline.cells[CELL.cell_id]["values"]["global_samples_per_s"] = zero
+    assert regression_row(records, lookup, "global_samples_per_s").verdict == "ok"
+
+
 @pytest.mark.parametrize(
     ("factors", "verdict"),
     [
@@ -274,8 +283,8 @@ def test_a_demand_that_is_met_is_ok_whatever_excuses_it():
 def test_a_failed_cell_is_never_excused():
     failed = [COMPLETE[0], example_record(launch=2, status="oom", error=OOM)]
     excuse = {"severity": "warning", "accept": {"reason": "r", "until": "2999-01-01"}}
-    gate_rows = rows(failed, [{"metric": "status", "expect": "ok"} | excuse])
-    assert verdict_of(gate_rows) == "breach"
+    gate_rows = rows(failed, [{"metric": "status", "expect": expect} | excuse for expect in ("ok", "hang")])
+    assert verdicts(gate_rows) == [("status", "breach"), ("status", "breach")]
 
 
 def test_a_demand_on_the_baseline_is_missing_where_no_launch_has_the_value(lookup):

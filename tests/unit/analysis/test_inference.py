@@ -81,6 +81,12 @@ def test_the_median_of_launches_of_two_kinds_is_no_verdict_against_their_mean():
     assert effect.ratio > 1.02
     assert effect.high < 1
     assert verdict_of_effect(effect, effect.p, ONE_TEST) == "inconclusive"
+    other = estimate_effect(dict(enumerate(reference)), dict(enumerate(subject)), same_run=False)
+    assert verdict_of_effect(other, other.p, ONE_TEST) == "inconclusive"
+
+
+def test_the_estimate_of_an_even_number_of_ratios_lies_between_the_middle_two():
+    assert estimate_effect({1: 1.0, 2: 4.0}, {1: 1.0}, same_run=False).ratio == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,15 @@ def test_a_difference_within_the_noise_floor_is_no_breach(sigma, verdict):
     assert (row.note is None) == (verdict == "breach")
 
 
+def test_the_noise_floor_is_that_of_the_side_with_fewer_launches():
+    """With sigma 0.015 it is 5.5% for the 5 launches of the baseline, and 2.9% for the 10 of the run."""
+    baseline = baseline_of(steady_records(step_s=0.2, started="2025-12-31"))
+    run = run_of(10)
+    summaries = summarize(run, steady_records(step_s=0.21, launches=10))
+    assert gate(run, summaries, BaselineLookup(baseline, None, replace(NOISE, sigma=0.015)))[-1].verdict == "inconclusive"
+    assert gate(run, summaries, BaselineLookup(baseline, None, replace(NOISE, sigma=0.01)))[-1].verdict == "breach"
+
+
 def test_a_difference_that_the_machine_drifts_by_between_runs_is_no_breach():
     baseline = baseline_of(steady_records(step_s=0.2, started="2025-12-31"))
     run = run_of()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.gate import verdict_of
+from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.ratios import MIN_RUNS, compare_benchmarks, gate_ratios, judge_ratios, merge_runs
 from benchbox.errors import ConfigurationError, RecordError
 from benchbox.store.benchmarks import Benchmarks, MeasuredRatio, is_benchmarks, read_benchmarks, write_benchmarks_baseline
@@ -51,6 +52,18 @@ def test_noise_is_named_as_a_change_in_either_direction_in_one_of_a_hundred_comp
         comparison = compare_benchmarks(base, run_of_tests(10 * trial + 9, tests=2), names=("base", "head"), relevant=0.0)
         changed += {"regression", "improvement"} & comparison.counts.keys() != set()
     assert changed <= 9  # 4 are expected at 1%, and 9 or fewer have 99%
+
+
+def test_a_comparison_shares_the_probability_of_a_wrong_change_between_both_directions():
+    base, level = baseline(tests=1), {}
+    for alpha in (ALPHA, ALPHA / 2):
+        (judgement,) = judge_ratios(base, run_of_tests(99, tests=1), relevant=0.0, alpha=alpha)
+        level[alpha] = judgement.tolerance
+    between = judgement.base * (1 + (level[ALPHA] + level[ALPHA / 2]) / 2)
+    head = run_of_tests(99, tests=1)
+    head = replace(head, ratios=(replace(head.ratios[0], values=(between,)),))
+    assert judge_ratios(base, head, relevant=0.0)[0].verdict == "regression"
+    assert compare_benchmarks(base, head, names=("base", "head"), relevant=0.0).counts == {"neutral": 1}
 
 
 def test_a_slowdown_beyond_the_spread_is_a_regression_and_its_inverse_an_improvement():

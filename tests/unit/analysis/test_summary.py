@@ -45,6 +45,12 @@ def test_one_failed_launch_makes_the_cell_failed_and_its_numbers_come_from_the_o
     assert good.keys() - summary.evidence.keys() == {"step_time_s", "phases_s", "step_split_s", "throughput", "host"}
 
 
+def test_the_host_that_is_shown_is_that_of_the_launch_that_shows_what_ran():
+    late = example_record(launch=2) | {"status": "crash", "error": OOM, "host": busy_state()}
+    assert summary_of(example_record(launch=1) | {"host": quiet_state()}, late).launches.host == quiet_state()
+    assert summary_of(late).launches.host == busy_state()
+
+
 def test_a_planned_cell_without_records_is_missing():
     summary = summary_of()
     assert (summary.status, summary.complete, summary.evidence) == ("missing", False, None)

@@ -61,6 +61,7 @@ def test_a_record_of_another_benchbox_is_measured_again(
     [
         ({"status": "oom"}, "it ended oom last time"),
         ({"warmup_steps": 7}, f"{MEASURE.steps} steps after 7 of warm-up were measured, and "),
+        ({"memory_limit_bytes": 2**30}, "it was measured under another memory limit"),
         ({"steps": 9}, f"9 steps after {MEASURE.warmup_steps} of warm-up were measured, and "),
         ({"policy_sha256": "0" * 64}, "the sources of policy stand_in have changed since"),
         ({"data_sha256": "0" * 64}, "the metadata of its data, or its tokenizer, have changed since"),
@@ -90,8 +91,9 @@ def test_records_of_this_environment_are_reused_without_a_word_and_those_of_anot
     sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
     record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
 
-    def notes(**changes: object) -> list[str]:
-        store.write_record(cast("LaunchRecord", {**record, "environment": {**environment(), **sources, **changes}}))
+    def notes(*, without: str = "", **changes: object) -> list[str]:
+        values = {key: value for key, value in {**environment(), **sources, **changes}.items() if key != without}
+        store.write_record(cast("LaunchRecord", {**record, "environment": values}))
         pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir])
         assert pending.reused == 1
         return pending.notes
@@ -104,6 +106,9 @@ def test_records_of_this_environment_are_reused_without_a_word_and_those_of_anot
     assert notes(devices=["NVIDIA H200 MIG 1g.18gb"], driver="580.1", cpu="Another CPU") == []
     assert "with driver 570.2, and this machine has 580.1" in notes(devices=["NVIDIA H200"], driver="570.2")[0]
     assert "on NVIDIA A100, which this machine does not have" in notes(devices=["NVIDIA A100"], driver="580.1")[0]
+    assert notes(without="cpu", cores=96, devices=[]) == [], "what a record does not know is no difference"
+    monkeypatch.setattr(changed_environment, "_gpus", lambda: (("NVIDIA H200",), None))
+    assert notes(devices=["NVIDIA H200"], driver="570.2") == [], "nor is what this machine does not tell"
 
 
 def test_launches_by_another_launcher_or_with_other_threads_are_reused_with_a_word(

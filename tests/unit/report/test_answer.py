@@ -109,6 +109,13 @@ def test_the_fastest_is_chosen_by_the_launches_that_all_have():
     assert settled == ("ok", "Settled: at least 7 launches of each show every other one to be slower.")
 
 
+def test_of_set_ups_that_nothing_settles_the_one_that_leads_in_the_launches_of_all_is_named():
+    records = [record for cell, s in ((CELL, 0.2), (ZERO2, 0.19)) for record in steady_records(cell, step_s=s, launches=2)]
+    records += steady_records(ZERO2, step_s=0.25, launches=4)[2:]
+    summaries = summarize(example_run([CELL, ZERO2]), records)
+    assert box(summaries)[0][1].startswith("Fastest of 2 set-ups: backend=zero2, ")
+
+
 def test_the_fastest_is_not_one_that_more_launches_show_to_be_slower():
     """It leads in the only launch that all three have."""
     speeds = {CELL: 0.2, ZERO1: 0.3, ZERO2: 0.19}
@@ -249,6 +256,7 @@ def test_a_memory_limit_excludes_what_does_not_fit():
     fastest, *_ = box(summaries, memory_limit=200 * MIB)
     assert fastest[1].startswith("Fastest of 2 set-ups in 200 MiB: backend=ddp, ")
     assert fastest[1].endswith("; 1 need more.")
+    assert "backend=zero2" in box(summaries, memory_limit=300 * MIB)[0][1], "it fits if it takes all of it"
     assert box(summaries, memory_limit=MIB) == [("bad", "No answer: none of 3 set-ups fits in 1.00 MiB.")]
 
 
