@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchbox.store.checkpoints import CheckpointManifest, begin_checkpoint, describe_files, publish_checkpoint
 from tests.support.example_run import CELL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -21,6 +22,7 @@ def save_checkpoint(
     score: float | None = None,
     mode: str | None = None,
     episodes: int | None = None,
+    validation: Mapping[str, Any] = {},
 ) -> Path:
     """Save a checkpoint that has one file."""
     partial = begin_checkpoint(folder, steps)
@@ -29,7 +31,9 @@ def save_checkpoint(
         steps=steps,
         samples=8 * steps,
         cell=cell.to_dict(),
-        config=None if mode is None else {"checkpoint": {"keep_best": {"metric": "loss", "mode": mode}}},
+        config=None
+        if mode is None
+        else {"checkpoint": {"keep_best": {"metric": "loss", "mode": mode}}, "validation": validation},
         topology={},
         recipe=cell.recipe,
         trainable_only=False,

@@ -288,6 +288,7 @@ def test_launches_on_different_numbers_of_nodes_are_of_different_machines() -> N
     mixed = merge_environments(ranks((0, "h100"), (1, "a100"), (2, "h100")))
     assert mixed["machine"] == "a100-and-h100-3-nodes"
     assert [node["ranks"] for node in mixed["nodes"]] == [[0], [1], [2]]
+    assert not {"node", "host"} & mixed.keys(), "those of node 0 are not those of the launch"
 
 
 def test_a_heartbeat_outlives_an_error_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

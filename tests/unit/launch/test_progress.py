@@ -71,6 +71,17 @@ def test_a_launch_on_a_quiet_host_and_one_of_unknown_state_are_one_line() -> Non
     assert len(ended_lines({**example_record(), "host": quiet_state()})) == len(ended_lines(example_record())) == 1
 
 
+def test_a_launch_that_takes_longer_than_the_others_shortens_what_is_left_by_no_more_than_one() -> None:
+    progress = ConsoleProgress(Console(file=io.StringIO()), lambda cell: cell.backend)
+    launches = [(CELL, number) for number in range(1, 4)]
+    with progress.display(launches, launches, []):
+        progress.launch_started(CELL, 1)
+        progress.launch_ended(example_record())
+        progress.launch_started(CELL, 2)
+        progress._started_at -= 1000.0
+        assert progress._remaining_s() == 14.2
+
+
 def test_without_a_terminal_a_long_run_says_at_times_how_much_is_left() -> None:
     stream = io.StringIO()
     progress = ConsoleProgress(Console(file=stream), lambda cell: cell.backend)

@@ -28,7 +28,7 @@ def kinds(store):
 
 
 def test_a_plan_and_every_record_are_an_entry_and_the_same_plan_is_none_again(store):
-    store.write_run(example_run([CELL]))
+    store.write_run(example_run([CELL], created_at="2026-01-02T00:00:00+00:00"))
     store.write_record(example_record(launch=2))
     assert kinds(store) == ["plan", "record", "record"]
     store.write_run(example_run([CELL], reference={}))

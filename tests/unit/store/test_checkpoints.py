@@ -13,6 +13,7 @@ import pytest
 
 from benchbox.errors import ConfigurationError, DataError, RecordError
 from benchbox.spec.optim import SpikeSpec
+from benchbox.store import checkpoints
 from benchbox.store.checkpoints import (
     begin_checkpoint,
     configuration_changes,
@@ -123,6 +124,30 @@ def test_scores_of_another_metric_are_not_compared_and_what_has_them_stays_until
     second += [save_checkpoint(tmp_path, steps, score=score, mode="min") for steps, score in ((8, 1.2), (10, 2.5))]
     remove_old_checkpoints(tmp_path, keep=1, best=2)
     assert list_checkpoints(tmp_path) == second
+
+
+@pytest.mark.parametrize(("setting", "values"), [("max_samples", (100, 200)), ("weights", ("live", "averages"))])
+def test_scores_of_another_validation_are_not_compared(setting: str, values: tuple[Any, Any], tmp_path: Path) -> None:
+    paths = [
+        save_checkpoint(tmp_path, steps, score=score, mode="min", validation={setting: value})
+        for steps, score, value in ((2, 0.1, values[0]), (4, 0.5, values[1]), (6, 0.6, values[1]))
+    ]
+    remove_old_checkpoints(tmp_path, keep=1, best=1)
+    assert list_checkpoints(tmp_path) == paths[1:]
+
+
+def test_while_a_checkpoint_is_replaced_the_link_to_the_newest_leads_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = (save_checkpoint(tmp_path, steps) for steps in (2, 4))
+
+    def is_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "_delete", is_killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 4)
+    assert (tmp_path / "latest").resolve() == first
 
 
 def test_scores_of_other_data_are_not_compared_and_what_has_them_stays_until_there_are_others(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def test_predictions_of_an_earlier_publication_are_removed_by_a_run_without_any(
     assert not (packed.path / PREDICTIONS).exists()
 
 
+def test_the_chain_of_an_earlier_publication_is_removed_by_a_run_without_one(example, packed):
+    example.chain.path.unlink()
+    example.publish(packed.path)
+    assert not packed.chain.exists()
+
+
 def test_numbers_nulls_text_and_the_order_of_keys_round_trip_exactly(tmp_path):
     record = example_record() | {"loss": [0.1 + 0.2, 5e-324, 1.7976931348623157e308, -0.0, None, float("nan"), float("inf"), 1]}
     record["environment"] = {"z": 2**63 + 1, "a": None, "text": "\u00e9\ud800\n\x00", "nested": {"b": [], "a": {}}, "": True}

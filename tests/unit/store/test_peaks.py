@@ -60,6 +60,18 @@ def test_what_a_newer_benchbox_has_added_to_a_measurement_is_ignored(kind: str) 
     assert readers[kind]("a-machine") == before
 
 
+def test_peaks_of_a_newer_format_are_not_read_as_if_they_were_of_this_one() -> None:
+    path = write_peaks("a-machine", made_up_peaks())
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(RecordError, match="schema version 2; this benchbox reads up to 1: upgrade it"):
+        read_peaks("a-machine")
+
+
+@pytest.mark.parametrize("copy_per_s", [8e9, 12e9])
+def test_the_rate_of_memory_is_the_higher_one_so_that_a_bound_is_one(copy_per_s: float) -> None:
+    assert replace(made_up_peaks(), copy=rate(copy_per_s)).best_memory == rate(max(copy_per_s, 10e9))
+
+
 def test_a_damaged_file_is_an_error_with_the_command_that_measures_again() -> None:
     write_peaks("a-machine", made_up_peaks())
     path = machine_file("peaks", "a-machine")

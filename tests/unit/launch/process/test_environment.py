@@ -68,6 +68,11 @@ def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_
     assert "TORCH_EXTENSIONS_DIR" not in host_variables({"TORCH_EXTENSIONS_DIR": "/mine"})
 
 
+def test_tools_of_this_interpreter_come_before_those_of_another_environment() -> None:
+    folder = os.path.dirname(sys.executable)  # noqa: PTH120
+    assert host_variables({"PATH": "/another/bin"})["PATH"] == f"{folder}{os.pathsep}/another/bin"
+
+
 def test_a_server_serves_processes_that_differ_in_variables_of_shells_and_commands_only():
     imported = {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "+dynamo"}
     assert import_environment(imported | {"TERM": "dumb", "BENCHBOX_ESTIMATE": "false"}) == imported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from benchbox.launch.process import cold, warm
-from benchbox.launch.process.processes import end_processes
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, signal_processes
 
 
 def test_a_leader_that_has_not_started_its_session_yet_is_ended() -> None:
@@ -23,6 +24,21 @@ def test_a_leader_that_has_not_started_its_session_yet_is_ended() -> None:
     finally:
         leader.kill()
         leader.wait()
+
+
+def test_a_signal_to_a_rank_does_not_reach_the_processes_that_it_has_started() -> None:
+    """SIGUSR1, by which a training is asked to stop, would end its data loaders."""
+    variables = {**os.environ, JOB_VARIABLE: "a job of this test"}
+    rank, loader = (subprocess.Popen(["sleep", "600"], env=variables) for _ in range(2))
+    try:
+        signal_processes("a job of this test", [rank.pid], signal.SIGUSR1)
+        assert rank.wait(60) == -signal.SIGUSR1
+        end_processes("a job of this test", grace_s=5.0)
+        assert loader.wait(60) == -signal.SIGTERM
+    finally:
+        for process in (rank, loader):
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("group", [warm._ForkedGroup, cold._TorchrunGroup])

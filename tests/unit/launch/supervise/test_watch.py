@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchbox.launch.job import Job, RankGroup
-from benchbox.launch.supervise.group import ignore_progress, never_stop
 from benchbox.launch.supervise import watch as watching
+from benchbox.launch.supervise.group import ignore_progress, never_stop
 from benchbox.launch.supervise.watch import watch
 from benchbox.store.events import EventWriter
 
