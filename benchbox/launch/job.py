@@ -156,7 +156,7 @@ class RankGroup(Protocol):
         """Return the exit code of the group, or None if it still runs after `timeout_s` seconds."""
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        """Send a signal to the ranks with these process ids, as the ranks reported them, but not to their children."""
+        """Send a signal to ranks of this node, by the process ids that they reported, but not to their children."""
 
     def end(self) -> None:
         """End every process of the group and return when none is left; also right after the group ended by itself.

@@ -89,9 +89,7 @@ class _CoordinatedGroup(RankGroup):
         return None
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        """Signal the ranks of this node: an id of another node may be that of another process of the job here."""
-        here = self._job.pids_here()
-        self._local.signal_ranks([pid for pid in pids if pid in here], number)
+        self._local.signal_ranks(pids, number)
 
     def end(self) -> None:
         """End the ranks of this node and wait for those of the others; a node that is lost is not waited for."""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.errors import ConfigurationError
-from benchbox.launch.job import RankGroup
+from benchbox.launch.job import RankExit, RankGroup
 from benchbox.launch.nodes.coordinator import _CoordinatedGroup, wait_for_nodes
 from benchbox.launch.nodes.files import NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.nodes.follower import follow
@@ -22,12 +22,12 @@ from benchbox.launch.nodes.settings import read_node_settings
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.environments import merge_environments
+from benchbox.store.files import write_text
 from tests.support.nodes import NODES, job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchbox.launch.job import RankExit
 
 OPTIONS: dict[str, Any] = {"nnodes": 2, "node_rank": 1, "master_addr": "a", "master_port": 29500, "timeout_s": 1.0}
 
@@ -223,6 +223,29 @@ def test_a_launch_has_ended_when_it_has_on_all_nodes_or_failed_on_one(
     follower.update(exit_codes=there)
     watch = NodeWatch(tmp_path, 1, timeout_s)
     assert _CoordinatedGroup(Ranks(here), job(tmp_path), 2, NodeFile(tmp_path, 0), [watch]).poll() == group
+
+
+class EndedRanks(Ranks):
+    """Ranks of node 0 of which the first has been killed, by whomever."""
+
+    def end(self) -> None:
+        pass
+
+    def failures(self) -> Sequence[RankExit]:
+        return [RankExit(0, -9, 1.0)]
+
+
+@pytest.mark.parametrize(("code_before_end", "failed"), [(1, [0, 1]), (None, [1])])
+def test_ranks_that_run_until_another_node_has_failed_have_not_failed_themselves(
+    code_before_end: int | None, failed: list[int], tmp_path: Path
+) -> None:
+    follower, launch = NodeFile(tmp_path, 1), job(tmp_path)
+    follower.update(ended=1)
+    write_text(launch.on_node(1).exits, '[{"rank": 1, "code": 3, "noticed_at": 1.0}]')
+    watch = NodeWatch(tmp_path, 1, 60.0)
+    group = _CoordinatedGroup(EndedRanks(code_before_end), launch, 1, NodeFile(tmp_path, 0), [watch])
+    group.end()
+    assert [failure.rank for failure in group.failures()] == failed
 
 
 def test_a_poll_takes_its_time_also_when_only_other_nodes_still_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from benchbox.launch.supervise.watch import watch
 from benchbox.store.events import EventWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -26,6 +28,9 @@ class Group(RankGroup):
     def poll(self, timeout_s: float = 0.0) -> int | None:
         time.sleep(timeout_s)
         return self._exit_code
+
+    def signal_ranks(self, pids: Sequence[int], number: int) -> None:
+        self.signalled = [*pids, number]
 
 
 @pytest.mark.parametrize(("exit_code", "cause"), [(0, "ended"), (1, "stopped")])
@@ -46,3 +51,13 @@ def test_ranks_get_their_time_to_fail_after_another_however_short_the_limit_of_a
         events.write("progress", stage="measure", step=1, of=3, phase="backward")
     events.write("error", type="DistBackendError", message="it broke", secondary=True)
     assert watch(job, Group(None), ignore_progress, never_stop, never_stop).cause == "failing"
+
+
+def test_only_ranks_of_this_node_are_asked_to_stop(tmp_path: Path) -> None:
+    """A process id of another node may be that of any process here."""
+    job = Job(config={}, ranks=2, folder=tmp_path, timeout_s=1.0, hang_after_s=60.0, nnodes=2)
+    for rank in range(2):
+        EventWriter(job.events(rank), rank).write("start", pid=100 + rank)
+    group = Group(None)
+    watch(job, group, ignore_progress, lambda: hasattr(group, "signalled"), lambda: True)
+    assert group.signalled == [100, signal.SIGUSR1]
