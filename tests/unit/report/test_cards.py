@@ -46,6 +46,15 @@ def test_the_command_of_a_cell_has_the_options_that_decide_what_the_cell_is():
     assert words[-6:] == ["--set", "size=small", "--set", "batch=1, seed=3", "--policy-dir", "my own"]
 
 
+def test_the_command_of_a_batch_of_a_walk_selects_the_walk_which_chooses_its_batches():
+    cells = [replace(CELL, backend=backend, batch=batch) for backend in ("ddp", "zero2") for batch in (2, 4)]
+    ids = [cell.cell_id for cell in cells]
+    rest = {"at_most": None, "predicted_batch": None, "prediction_reason": None, "fastest": None}
+    run = example_run(cells, walks=[{"cells": ids[:2], **rest}, {"cells": ids[2:], **rest}])
+    commands = [card.command for card in build_report(run, [example_record(cell) for cell in cells]).cards]
+    assert commands == [f"benchbox run matrices/example.yaml --only backend={cell.backend}" for cell in cells]
+
+
 def test_the_command_of_a_run_in_a_directory_of_its_own_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loaded = load_matrix(PUBLISHED.parents[1] / "matrices/backends.yaml", {}, [])

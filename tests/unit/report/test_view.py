@@ -76,6 +76,7 @@ def test_a_cell_that_trains_differently_says_so_beside_its_bars():
     wrong = [record | {"grad_norm": [2 * norm for norm in record["grad_norm"]]} for record in launches(FSDP)]
     report = report_of(wrong, launches(ZERO))
     assert column(report, "status") == ["diverged (2/2 ok)", "ok"]
+    assert dict(report.counts) == {"cells": 2, "ok": 1, "diverged": 1}
     for key in ("throughput", "memory", "phases"):
         marked = [text for text in texts_of(figure(report, key).svg()) if "(diverged)" in text]
         assert len(marked) == 1, key
@@ -85,6 +86,12 @@ def test_cells_that_are_not_compared_for_one_reason_have_one_line():
     report = report_of(launches(FSDP), launches(replace(FSDP, batch=8)), launches(replace(ZERO, attention="eager")))
     assert report.headline.refused == ("attention=sdpa (2 of 3 cells): no cell differs from it in backend only",)
     assert report.headline.refused_cells == 2
+
+
+def test_a_cell_that_has_not_run_is_among_those_that_are_not_compared():
+    run = replace(example_run([CELL]), cells={FSDP.cell_id: FSDP.to_dict(), ZERO.cell_id: ZERO.to_dict()})
+    headline = build_report(run, launches(ZERO)).headline
+    assert (headline.refused, headline.refused_cells) == (("backend=fsdp1_full: fsdp1_full is missing",), 1)
 
 
 def test_cells_that_differ_in_more_have_no_headline():
@@ -263,6 +270,7 @@ def test_cells_that_were_skipped_for_different_reasons_have_a_line_each():
 def test_an_incomplete_cell_is_not_shown_as_ok():
     report = report_of(launches(ZERO)[:1])
     assert column(report, "status") == ["incomplete (1/2 ok)"]
+    assert dict(report.counts) == {"cells": 1, "ok": 0, "incomplete": 1}
     texts = texts_of(figure(report, "throughput").svg())
     assert any(text.endswith("samples/s (1/2 ok)") for text in texts)
 
