@@ -57,6 +57,18 @@ def test_a_node_fails_when_node_0_no_longer_reports(tmp_path: Path) -> None:
     assert [line.partition(" (")[0] for line in lines] == ["node 1 joined node 0"]
 
 
+def test_a_node_ends_when_node_0_is_started_again(tmp_path: Path) -> None:
+    """It would take the launches of that run for those of its own."""
+    ends_at = time.monotonic() + 10.0
+    with NodeFile(tmp_path, 0), pytest.raises(NodeLostError, match=r"node 0 \(.+\) was started again; start this node again"):
+        follow(
+            tmp_path,
+            replace(NODES, rank=1),
+            stop=lambda: time.monotonic() > ends_at,
+            on_line=lambda _: NodeFile(tmp_path, 0).update(),
+        )
+
+
 def announce(file: NodeFile, folder: Path, **fields: Any) -> None:
     launch = {"number": 1, "folder": str(folder), "id": "new", "ranks": 2, "variables": {}}
     file.update(launch={**launch, **fields})

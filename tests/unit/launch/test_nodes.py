@@ -248,6 +248,15 @@ def test_ranks_that_run_until_another_node_has_failed_have_not_failed_themselves
     assert [failure.rank for failure in group.failures()] == failed
 
 
+def test_the_end_of_a_launch_does_not_wait_for_a_node_that_is_lost(tmp_path: Path) -> None:
+    watch = NodeWatch(tmp_path, 1, -1.0)
+    group = _CoordinatedGroup(EndedRanks(None), job(tmp_path), 1, NodeFile(tmp_path, 0), [watch])
+    ending = threading.Thread(target=group.end, daemon=True)
+    ending.start()
+    ending.join(10.0)
+    assert not ending.is_alive()
+
+
 def test_a_poll_takes_its_time_also_when_only_other_nodes_still_run(tmp_path: Path) -> None:
     """Whoever polls in a loop would else keep a core busy, and read the files of the nodes all the time."""
     NodeFile(tmp_path, 1)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchbox.report import write_reports
 from benchbox.report.html import render_html
-from benchbox.report.markdown import escape
+from benchbox.report.markdown import escape, render_summary
 from benchbox.report.rows import print_rows, say
 from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
@@ -258,3 +258,14 @@ def test_tables_have_columns_of_the_host_where_a_launch_recorded_it(doubtful):
     assert "host.busy,host.other_cpu_share,host.energy_j_per_sample" in once[0]
     assert "other processes used 18% of the CPU time,0.18" in once[1]
     assert "host." not in spread[0]
+
+
+def test_the_summary_of_a_job_names_findings_that_ask_for_something_and_no_others():
+    finding = {"title": "t", "where": "w", "rank": 0, "evidence": {}, "repair": "r", "cause": None, "locations": []}
+    record = example_record()
+    record["precision"]["findings"] = [
+        finding | {"code": code, "severity": severity} for code, severity in (("BXP202", "info"), ("BXP301", "warning"))
+    ]
+    text = render_summary(build_report(example_run([CELL], measure=ONE_LAUNCH), [record]))
+    assert "- BXP301 warning: t\n" in text
+    assert "BXP202" not in text
