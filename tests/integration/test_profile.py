@@ -183,13 +183,16 @@ def test_without_peaks_shares_are_null_and_the_reason_names_the_command(profile:
     assert unmeasured["peaks_reason"] in render_profile(unmeasured)
 
 
-def test_a_profile_that_its_user_stops_is_none_and_no_failure(tmp_path: Path) -> None:
+def test_a_profile_that_its_user_stops_is_none_and_no_failure_and_one_in_its_place_removes_its_traces(tmp_path: Path) -> None:
+    """The earlier profile may be of more ranks."""
     launcher: Any = DirectLauncher()
-    stopped = profile_cell(
-        cell("sleeps", 1), MEASURE, profiled_steps=2, folder=tmp_path / "out", launcher=launcher, stop=lambda: True
-    )
-    assert stopped is None
+    options: Any = {"profiled_steps": 2, "folder": tmp_path / "out", "launcher": launcher, "stop": lambda: True}
+    assert profile_cell(cell("sleeps", 1), MEASURE, **options) is None
     assert launcher.started == [("sleeps", 1)]
+    for name in ("trace-rank0.json", "trace-rank7.json.gz", "notes.txt"):
+        (tmp_path / "out" / name).touch()
+    assert profile_cell(cell("sleeps", 1), MEASURE, **options) is None
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"notes.txt", "ranks"}
 
 
 @pytest.mark.parametrize(

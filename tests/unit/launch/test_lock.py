@@ -23,9 +23,9 @@ def test_a_second_run_in_a_directory_is_refused_and_a_dead_holder_is_not_in_the_
         message = rf"another run \(process {os.getpid()}\) is using it"
         with pytest.raises(ConfigurationError, match=message), lock_run_directory(tmp_path / "run"):
             pass
-    (tmp_path / "run" / ".lock").write_text("999999\n")  # left by a run that was killed
+    (tmp_path / "run" / ".lock").write_text("999999999\n")  # left by a run that was killed
     with lock_run_directory(tmp_path / "run"):
-        pass
+        assert (tmp_path / "run" / ".lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,6 +320,11 @@ def test_a_slurm_that_does_not_answer_for_a_while_is_asked_again(answers: Callab
     ]
 
 
+def test_an_answer_that_is_missing_after_hours_of_answers_ends_nothing(answers: Callable[..., SlurmJob]) -> None:
+    job = answers(*["echo 'RUNNING|None'"] * 120, NO_ANSWER, "echo 'COMPLETED|None'")
+    assert str(job.follow(lambda: False, lambda _: None)) == "COMPLETED"
+
+
 def test_a_slurm_that_does_not_answer_for_minutes_is_an_error_that_says_how_to_follow_again(
     answers: Callable[..., SlurmJob], tmp_path: Path
 ) -> None:

@@ -56,12 +56,13 @@ def audit_row(*findings: dict[str, Any]) -> dict[str, Any]:
 def test_a_log_gets_plain_lines_at_the_interval_and_for_the_last_step(screen: io.StringIO) -> None:
     shown = progress(screen)
     with shown.display():
-        for step in (18, 19, 20, 199):
+        for step in (18, 19, 20):
             shown.metrics_row(ROW | {"step": step})
+        shown.metrics_row(ROW | {"step": 199, "step_s": 8.0})
     assert screen.getvalue().splitlines() == [
         "text: every byte is a token; data: {tokenizer: PATH} names a tokenizer",
         "step 20/200  loss 1.2500  grad norm 2.500  lr 1.00e-03  16 samples/s  1:30 left",
-        "step 200/200  loss 1.2500  grad norm 2.500  lr 1.00e-03  16 samples/s",
+        "step 200/200  loss 1.2500  grad norm 2.500  lr 1.00e-03  1 samples/s",
     ]
 
 
@@ -102,6 +103,24 @@ def test_a_device_with_counters_shows_its_peak_memory_and_utilisation(screen: io
     with shown.display():
         shown.metrics_row(ROW | {"allocated_peak_bytes": 3 * 2**30, "mfu": 0.425})
     assert "peak memory 3.00 GiB  MFU 42.5%" in screen.getvalue()
+
+
+@pytest.mark.parametrize("data_wait_s", [0.5, 0.6])
+def test_no_more_than_the_whole_step_is_shown_as_waiting_for_data(screen: io.StringIO, data_wait_s: float) -> None:
+    """Two clocks may differ by a little."""
+    shown = progress(screen, terminal=True)
+    with shown.display():
+        shown.metrics_row(ROW | {"data_wait_s": data_wait_s})
+    assert "data wait 100%" in screen.getvalue()
+
+
+@pytest.mark.parametrize("severity", ["unknown", "warning"])
+def test_what_an_audit_could_not_judge_is_shown_as_what_it_warns_of(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str], severity: str
+) -> None:
+    progress(screen).audit_row(audit_row(FINDING | {"severity": severity}))
+    assert screen.getvalue() == ""
+    assert capsys.readouterr().err == f"audit after step 20: {severity} BXP101 adamw: stepped in 16 bits; use masters\n"
 
 
 def test_warnings_and_findings_are_lines(screen: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,7 @@ def test_blocks_are_loaded_evenly_and_the_buffer_stays_at_one_round(batch, block
         keys = [SampleKey(int(e), int(i)) for e, i in zip(taken["epoch"], taken["index"], strict=True)]
         assert keys == [order.key(position) for position in range(step * batch, (step + 1) * batch)]
         assert len(batches.buffer) <= order.lanes * block
+        assert len(batches._slots) <= 2 * order.lanes, "blocks that were drawn are forgotten"
     after_filling = loaded[order.lanes // batch + block :]
     assert max(after_filling) <= 2 + batch // block
     assert len(batches.buffer) >= order.lanes * block - 2 * block - batch
