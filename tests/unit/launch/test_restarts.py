@@ -106,6 +106,16 @@ def test_a_training_that_was_asked_to_stop_is_not_started_again(tmp_path: Path, 
     assert not read_restarts(tmp_path)
 
 
+def test_a_training_that_begins_anew_keeps_nothing_of_one_that_saved_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json"):
+        (tmp_path / name).write_text("{}\n")
+    monkeypatch.setattr(training, "_run_once", lambda *_: Outcome("ok"))
+    assert launch(tmp_path) == Outcome("ok")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_capacity_of_a_machine_is_compared_with_the_ranks_of_one_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

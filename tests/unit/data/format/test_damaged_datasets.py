@@ -220,6 +220,10 @@ V30 = {
         with_column("timestamp", lambda c: pa.array([np.nan] * len(c), pa.float32())),
         r"file-000\.parquet: row \d+: timestamp is nan, and seconds are expected",
     ),
+    "times before the video": (
+        with_column("timestamp", lambda c: pa.array([-100.0] * len(c), pa.float32())),
+        r"file-000\.parquet: row \d+: timestamp is -[\d.]+, and seconds are expected",
+    ),
     "statistics of no feature": (
         edit_json("meta/stats.json", lambda v: v.update({"observation.state": -1})),
         r"stats\.json, observation\.state: holds -1",

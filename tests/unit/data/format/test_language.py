@@ -23,13 +23,13 @@ def event(style, content):
     return {"role": "user", "content": content, "style": style, "camera": None, "tool_calls": None}
 
 
-FIRST = [
+FIRST = [  # not in the order of time
+    row("subtask", 0.7, "grasp"),  # 0.7 is above the float32 of frame 7
     row("subtask", 0.0, "reach"),
     row("plan", 0.0, "reach, then grasp"),
     row("task_aug", 0.0, "shove it", "user"),
     row("task_aug", 0.0, "push it", "user"),
     row("memory", 0.5, "the block was reached"),
-    row("subtask", 0.7, "grasp"),  # 0.7 is above the float32 of frame 7
 ]
 PERSISTENT = [FIRST, [], [row("subtask", 1.0, "lift")]]
 EVENTS = {3: [event("interjection", "stop"), event("vqa", "what is it?")], 20: [event("vqa", "where?")]}

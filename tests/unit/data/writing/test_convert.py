@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 
 import av
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.data.video.files import VideoWriter
+from benchbox.data.writing.attempts import FILE, SuccessRate, read_success_rates
 from benchbox.data.writing.convert import convert
 from benchbox.errors import DataError
+from benchbox.store.files import write_json
 from tests.support.datasets import LENGTHS, annotate, draw_index, encode_image, read_index, write_dataset
 
 
@@ -60,6 +63,7 @@ def test_statistics_of_the_dataset_and_of_its_episodes_stay(there_and_back):
 def test_info_and_tables_have_the_types_they_had(there_and_back):
     original, v21, v30 = there_and_back
     assert v30.info == original.info
+    assert stat.S_IMODE(v30.root.stat().st_mode) == 0o755, "others can read it"
     assert v21.info["features"] == original.info["features"]
     schemas = [pq.read_schema(dataset.episodes[0].data_file) for dataset in there_and_back]
     assert schemas[0].equals(schemas[1])
@@ -184,6 +188,22 @@ def test_a_file_cut_off_is_one_line(dataset_root, tmp_path, pattern, says):
         convert(source, tmp_path / "new", "v2.1")
     assert str(path) in str(caught.value)
     assert [folder.name for folder in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_table_that_ends_before_its_last_episode_is_one_line(dataset_root, tmp_path):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    (path,) = source.glob("data/*/*")
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, len(table) - 2), path)
+    with pytest.raises(DataError, match=rf"ends before frame {len(table) - 1}, which episode {len(LENGTHS) - 1} lists"):
+        convert(source, tmp_path / "new", "v2.1")
+
+
+def test_the_success_rates_of_a_recording_come_along(dataset_root, tmp_path):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    write_json(source / FILE, {"arguments": {}, "tasks": [{"env": "push-v3", "attempts": 3, "solved": 2}]})
+    convert(source, tmp_path / "new", "v2.1")
+    assert read_success_rates(tmp_path / "new") == [SuccessRate(env="push-v3", attempts=3, solved=2)]
 
 
 def test_a_damaged_dataset_leaves_nothing_behind(dataset_root, tmp_path):

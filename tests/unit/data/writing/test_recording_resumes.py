@@ -177,6 +177,17 @@ def test_other_arguments_are_refused_in_one_line(tmp_path, moment):
     assert contents(tmp_path) == before
 
 
+def test_where_nothing_was_solved_nothing_is_in_the_way_of_the_other_arguments_that_are_advised(tmp_path, monkeypatch):
+    class Hopeless(DrawnSimulator):
+        def attempt(self, number, writer):
+            return super().attempt(number, writer)[0], False
+
+    monkeypatch.setattr(recording, "Simulator", Hopeless)
+    with pytest.raises(DataError, match=r"solved 0 of \d+ attempts, and 1 are wanted; record with another --seed"):
+        record(tmp_path / "demos", envs=["metaworld/push-v3"], episodes=1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_processes_do_not_record_into_one_folder(tmp_path, monkeypatch):
     class Meddler(DrawnSimulator):
         def attempt(self, number, writer):
