@@ -242,7 +242,12 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP406": [
         ("no requested decay", flattened(groups=((0.0, 2),))),
         ("the default of AdamW is no request", flattened(groups=((0.0, 2),), default_decay=0.01)),
-        ("decayed elsewhere", ranks_stepping(tensor(shape=(1000,), weight_decay=0.0), tensor(NORM, shape=(1000,)))),
+        (
+            "decayed elsewhere",
+            ranks_stepping(
+                tensor(shape=(1000,), weight_decay=0.0), tensor(NORM, shape=(1000,)), groups=((0.1, 0), (0.1, 1), (0.0, 1))
+            ),
+        ),
         (
             "vectors are not decayed",
             ranks_stepping(tensor(shape=(40,), live_ndim=1, weight_decay=0.0), groups=((0.1, 0), (0.0, 1))),
