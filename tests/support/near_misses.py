@@ -91,6 +91,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("0.995", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
         ("float32", ranks_stepping(tensor())),
         ("exactly 1 - 2^-8", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 1 - 2.0**-8)))),
+        ("an optimizer without betas", ranks_stepping(tensor(state=HALF_MOMENTS, betas=None))),
     ],
     "BXP202": [
         ("by design", ranks_stepping(half(state=HALF_MOMENTS, betas=(0.9, 0.95), **STOCHASTIC))),
@@ -112,6 +113,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP205": [
         ("a rank that was ended earlier", [rank(0), rank(1, stepped=(tensor(step_count=8.0),), steps=step_facts(3))]),
         ("one that holds no part of it", [rank(0), rank(1, stepped=(tensor(step_count=8.0, elements=0),))]),
+        ("one whose count is unknown", [rank(0), rank(1, stepped=(tensor(step_count=None),))]),
     ],
     "BXP301": [("float32", ranks(steps=step_facts(micro_batches=4)))],
     "BXP302": [

@@ -112,6 +112,15 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP205": [
         ("bfloat16", "error", ranks_stepping(tensor(**moments(step="bfloat16")))),
         ("ranks disagree", "error", [rank(0), rank(1, stepped=(tensor(step_count=8.0),))]),
+        (
+            "two ranks disagree beside one that was ended earlier",
+            "error",
+            [
+                rank(0),
+                rank(1, stepped=(tensor(step_count=8.0),)),
+                rank(2, stepped=(tensor(step_count=5.0),), steps=step_facts(3)),
+            ],
+        ),
     ],
     "BXP301": [("bfloat16", "warning", ranks(accumulated_in=("bfloat16",), steps=step_facts(micro_batches=4)))],
     "BXP302": [

@@ -30,3 +30,7 @@ def test_the_record_weights_shares_by_elements_and_updates() -> None:
         "updates_lost": 0.2,
         "second_moment_stalled": 0.625,
     }
+
+
+def test_the_record_has_no_numbers_of_what_was_not_measured() -> None:
+    assert set(summarize_numbers(ranks(stepped=())).values()) == {None}

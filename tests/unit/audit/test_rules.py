@@ -163,6 +163,10 @@ def test_what_follows_from_a_finding_at_the_same_place_names_it_as_its_cause() -
     causes = {(finding.code, finding.where): finding.cause for finding in judge(ranks_stepping(lossy, other_place)).findings}
     assert causes["BXP101", "AdamW"] is None
     assert (causes["BXP102", "AdamW"], causes["BXP201", "AdamW"], causes["BXP201", "SGD"]) == ("BXP101", "BXP101", None)
+    adapter = judge(ranks_stepping(half("layer.lora_A.weight", update_dot=1e-3))).findings
+    severity_and_cause = {finding.code: (finding.severity, finding.cause) for finding in adapter}
+    assert severity_and_cause["BXP101"] == ("warning", None)
+    assert severity_and_cause["BXP102"] == ("error", None), "what fails the audit has no cause that does not"
 
 
 def test_after_a_failure_of_the_observer_nothing_is_clean() -> None:
