@@ -159,6 +159,15 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP401": [
         (
+            "another optimizer has no schedule",
+            ranks(
+                steps=step_facts(
+                    rates=lambda step: {"AdamW": (1e-3 / step,), "SGD": (0.1,)},
+                    schedule_rates=lambda step: {"LambdaLR": (1e-3 / step,)},
+                )
+            ),
+        ),
+        (
             "a warm-up that begins at zero",
             ranks(steps=(*step_facts(rates={"AdamW": (0.0,)}, schedule_rates={}), *step_facts())),
         ),

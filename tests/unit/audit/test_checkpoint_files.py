@@ -181,6 +181,33 @@ def test_live_weights_that_are_not_their_rounded_masters_are_found(tmp_path):
     assert "BXP104" in fired(facts)
 
 
+def saved_with_masters(folder, live, masters):
+    """Save weights of one shape, and the state of an optimizer that steps the first of them by these masters."""
+    weights = [nn.Parameter(weight.clone()) for weight in [*live.values()][: len(masters)]]
+    optimizer = MasterWeightOptimizer(weights, lr=1e-3)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    save_file(live, folder / "model.safetensors")
+    torch.save({**optimizer.state_dict(), "masters": masters}, folder / "optimizer.pt")
+    return {tensor.name: tensor.numbers.live_differs for tensor in read_one(folder).stepped}
+
+
+def test_a_stale_master_is_not_compared_with_one_of_several_weights_that_may_be_its_own(tmp_path):
+    """The other one is frozen."""
+    master, frozen = torch.randn(64), torch.randn(64)
+    live = {"trained": master.bfloat16() + 1, "frozen": frozen.bfloat16()}
+    assert saved_with_masters(tmp_path, live, [master]) == {"parameter 0": None}
+
+
+def test_a_stale_master_does_not_take_the_weight_that_another_one_rounds_to(tmp_path):
+    """Its own weight differs from it in all elements, and that of the other in a quarter."""
+    stale = torch.randn(64)
+    master = torch.cat([stale[:48], stale[48:] + 1])
+    live = {"a": stale.bfloat16() + 5, "b": master.bfloat16()}
+    assert saved_with_masters(tmp_path, live, [stale, master]) == {"a": 1.0, "b": 0.0}
+
+
 def test_masters_derived_from_the_live_weights_are_found(tmp_path):
     model, optimizer = train(torch.bfloat16, MasterWeightOptimizer, fused=True)
     state = optimizer.state_dict()
