@@ -219,6 +219,15 @@ def test_masters_derived_from_the_live_weights_are_found(tmp_path):
     assert "BXP501" in fired(facts)
 
 
+def test_float32_tensors_of_another_number_are_no_masters(tmp_path):
+    model, optimizer = train()
+    saved = {"optimizer": optimizer.state_dict(), "model": model.state_dict(), "fp32_statistics": [torch.zeros(3)]}
+    torch.save(saved, tmp_path / "a.pt")
+    facts = read_one(tmp_path / "a.pt")
+    assert len(facts.stepped) > 1
+    assert all(tensor.live for tensor in facts.stepped)
+
+
 def test_masters_beside_an_optimizer_belong_to_it(tmp_path):
     """Megatron's and apex's layouts: the optimizer's state, and lists of masters under a key of their own."""
     model, _ = train(torch.bfloat16)

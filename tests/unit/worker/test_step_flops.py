@@ -41,7 +41,13 @@ def batch(tokens: int) -> dict[str, torch.Tensor]:
 
 
 def mean(
-    probed: int, steps: Sequence[int], *, policy: Any = None, counted: int = 30_000, recomputed: int = 0
+    probed: int,
+    steps: Sequence[int],
+    *,
+    policy: Any = None,
+    counted: int | None = 30_000,
+    recomputed: int = 0,
+    reason: str | None = None,
 ) -> tuple[Flops, Utilisation]:
     """Return the result for a probed step, and measured steps of 1 s, whose prompts have these lengths."""
     probe = ProbeResult(
@@ -50,7 +56,7 @@ def mean(
         attention_sites={},
         checkpointed_modules=0,
         matmul_dtypes={"bfloat16"},
-        flops={"model_flops_per_step": counted, "recomputed_flops_per_step": recomputed, "reason": None},
+        flops={"model_flops_per_step": counted, "recomputed_flops_per_step": recomputed, "reason": reason},
         memory=None,
         device_name="a device",
         micro_batches=[batch(probed)],
@@ -93,6 +99,10 @@ def test_they_are_unknown_where_the_formula_has_no_flops_of_a_step(probed: int, 
 @pytest.mark.parametrize("recomputed", [0, 10])
 def test_they_are_unknown_where_the_formula_recomputes_nothing_in_the_probed_step_alone(recomputed: int) -> None:
     check_unknown(*mean(1, [1, 9], policy=Formula(fused=True), recomputed=recomputed), "the policy's formula has no FLOPs")
+
+
+def test_they_are_unknown_for_the_reason_for_which_they_were_not_counted() -> None:
+    check_unknown(*mean(10, [5, 15], counted=None, reason="compiled code hides its products"), "compiled code hides its products")
 
 
 def test_nothing_is_recomputed_where_count_and_formula_say_so() -> None:
