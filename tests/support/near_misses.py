@@ -237,6 +237,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             "a partition that covers parameters",
             ranks_stepping(tensor(live_dtype=None, covers=(WEIGHT,)), parameters=(live(), live(NORM, linked=False))),
         ),
+        (
+            "no element of it on this rank",
+            ranks_stepping(unlinked(), parameters=(live(), live(NORM, linked=False, elements=0))),
+        ),
+        ("a rank whose part is stepped on another one", [rank(0, stepped=(), parameters=(live(unmoved_steps=3),)), rank(1)]),
         ("a frozen parameter", ranks_stepping(tensor(live_dtype=None), parameters=(live(linked=False, trainable=False),))),
         (
             "an unreadable optimizer",

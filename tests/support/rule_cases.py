@@ -197,6 +197,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ),
     ],
     "BXP404": [
+        ("linked to tensors that nothing steps", "error", ranks(stepped=(), parameters=(live(unmoved_steps=3),))),
         (
             "others",
             "error",

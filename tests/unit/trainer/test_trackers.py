@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from benchbox.session import StepResult
+from benchbox.spec.train import load_train
 from benchbox.trainer.metrics import MetricsLog
 from benchbox.trainer.trackers.fan_out import Trackers
 from benchbox.trainer.trackers.tracker import TrackedTraining
+from benchbox.worker import training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,6 +85,16 @@ def test_a_tracker_that_cannot_be_opened_or_closed_is_a_warning(tmp_path: Path) 
     trackers = Trackers({"list": ListTracker(fails_to_close=True)})
     trackers.close()
     assert trackers.take_warnings() == ["tracker list failed and gets no more values: RuntimeError: no server"]
+
+
+def test_a_tracker_that_fails_to_close_is_a_line_in_the_log_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No row of metrics follows that could have the warning."""
+    monkeypatch.setattr(Trackers, "open", lambda *_: Trackers({"list": ListTracker(fails_to_close=True)}))
+    with training._open_trackers(load_train("pi05"), tmp_path, 0, 0):
+        pass
+    assert "warning: tracker list failed and gets no more values: RuntimeError: no server" in capsys.readouterr().err
 
 
 def test_a_training_that_begins_again_replaces_all_steps_of_the_earlier_one(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._dynamo.utils import counters
 
+from benchbox.backends.base import Backend
+from benchbox.backends.replicated import _Replicated
 from benchbox.errors import MismatchError, UnsupportedError
 from benchbox.measure.phases import ProgressTracker
 from benchbox.session import build_session
@@ -39,6 +41,18 @@ def test_a_training_that_runs_on_another_backend_is_a_mismatch(tmp_path: Path, m
     signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
     with pytest.raises(MismatchError, match="requested backend ddp, observed single"):
         training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)
+
+
+def test_a_training_on_a_backend_that_cannot_be_saved_says_so_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Replicated, "training_state", Backend.training_state)
+    config = {"name": "t", "cell": ALONE.to_dict(), "steps": 2, "log_every": 1, "hang_after_s": 60.0}
+    job: Any = {"train": config, "folder": str(tmp_path / "out"), "checkpoint": None, "policy_dirs": []}
+    tracker, signals = ProgressTracker(), SimpleNamespace(requested=None, defer=lambda: None)
+    with pytest.raises(UnsupportedError, match="single cannot be saved: Single defines no training_state"):
+        training.train(job, 0, tracker, EventWriter(tmp_path / "events", 0), signals)
+    assert tracker.state.stage == "prepare"
 
 
 def profile(cell: Cell, folder: Path) -> None:

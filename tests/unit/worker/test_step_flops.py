@@ -102,7 +102,9 @@ def test_they_are_unknown_where_the_formula_recomputes_nothing_in_the_probed_ste
 
 
 def test_they_are_unknown_for_the_reason_for_which_they_were_not_counted() -> None:
-    check_unknown(*mean(10, [5, 15], counted=None, reason="compiled code hides its products"), "compiled code hides its products")
+    check_unknown(
+        *mean(10, [5, 15], counted=None, reason="compiled code hides its products"), "compiled code hides its products"
+    )
 
 
 def test_nothing_is_recomputed_where_count_and_formula_say_so() -> None:
