@@ -241,6 +241,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             "no element of it on this rank",
             ranks_stepping(unlinked(), parameters=(live(), live(NORM, linked=False, elements=0))),
         ),
+        ("a weight that had no gradient", ranks(parameters=(live(), live(NORM, unmoved_steps=12)))),
+        (
+            "no element on this rank that could move",
+            ranks(parameters=(live(), live(NORM, elements=0, gradient="float32", unmoved_steps=12))),
+        ),
         ("a rank whose part is stepped on another one", [rank(0, stepped=(), parameters=(live(unmoved_steps=3),)), rank(1)]),
         ("a frozen parameter", ranks_stepping(tensor(live_dtype=None), parameters=(live(linked=False, trainable=False),))),
         (

@@ -175,6 +175,8 @@ def trace(backend_name: str, recipe: str, optim: OptimSpec, steps: int, rank: in
         result = session.step(batches, keeper)
         row = {"lr": result.lr, "skipped": result.skipped, "grad_norm": float(result.grad_norm), "loss": float(result.loss)}
         row |= {"stepped": stepped(session), "moments": moments(session)}
+        if session.spikes is not None and not result.skipped:
+            row["judged_norm"] = session.spikes._norms[-1]
         if session.averages is not None:
             row["averages"] = {name: tensor.clone() for name, tensor in session.averages.tensors.items()}
         rows.append(row)

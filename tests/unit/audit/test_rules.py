@@ -120,6 +120,7 @@ def test_without_facts_nothing_is_judged() -> None:
             [rank(0), rank(1, contract=None, stepped=(unlinked(),), parameters=(live(linked=None), live(NORM, linked=False)))],
             "which of the stepped tensors",
         ),
+        ("BXP404", ranks(stepped=(), missing={"stepped": "it was late"}, parameters=(live(linked=False),)), "it was late"),
         ("BXP406", ranks_stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
         ("BXP501", ranks_stepping(tensor(steps_before=0)), "nothing was resumed"),
         ("BXP502", ranks_stepping(tensor(steps_before=0, steps_before_later=None)), "nothing was resumed"),
