@@ -71,6 +71,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP105": [
         ("declared", ranks_stepping(tensor(live_device="cuda:0", offload="DeepSpeedZeroOptimizer offloads its state"))),
+        ("one of which the device is unknown", ranks_stepping(tensor(), tensor(NORM, live_device=None))),
     ],
     "BXP106": [
         ("a large one", ranks_stepping(half(lr=0.1))),

@@ -58,6 +58,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("bfloat16 masters", "error", ranks_stepping(tensor(dtype="bfloat16"))),
         ("float16", "error", ranks_stepping(half(dtype="float16"))),
         ("an adapter", "warning", ranks_stepping(half("layer.lora_A.weight", update_dot=1e-3))),
+        ("an adapter of another library", "warning", ranks_stepping(half("layer.adapters.down.weight", update_dot=1e-3))),
         ("an adapter whose updates arrive", "info", ranks_stepping(half("layer.lora_A.weight"))),
         ("on one rank", "error", [rank(0, contract=None), rank(1, contract=None, stepped=(half(),))]),
         (
@@ -70,6 +71,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP102": [("most are lost", "error", edq(0.1)), ("some are lost", "warning", edq(0.7))],
     "BXP103": [
         ("a bfloat16 norm", "error", ranks_stepping(half(NORM, pinned_steps=6))),
+        ("a bfloat16 norm for three steps", "error", ranks_stepping(half(NORM, pinned_steps=3))),
         ("a float32 weight that is reset after each step", "error", ranks_stepping(tensor(pinned_steps=6))),
         ("a bfloat16 norm, by small updates", "error", ranks_stepping(half(NORM, pinned_steps=6, update_squared=3e-15))),
     ],
