@@ -148,6 +148,8 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP304": [
         ("rounding", ranks(steps=step_facts(stepped_norm=1.005))),
+        ("a loss scale of 1", ranks(steps=step_facts(clip_scale=1.0, reported_norm=5.0, max_norm=0.5, stepped_norm=0.5))),
+        ("a scaled norm below the limit", ranks(steps=step_facts(clip_scale=64.0, reported_norm=0.25, max_norm=0.5))),
         ("bfloat16 gradients", ranks_stepping(half(), steps=step_facts(stepped_norm=1.02))),
         ("no gradient at all", ranks(steps=step_facts(reported_norm=0.0, stepped_norm=0.0))),
         ("gradients that are not finite", ranks(steps=step_facts(reported_norm=math.nan, stepped_norm=math.nan))),

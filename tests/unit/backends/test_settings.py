@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from enum import Enum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.settings import _combine, _read, read_settings
 
@@ -51,6 +53,27 @@ def test_an_attribute_that_a_library_lacks_is_null() -> None:
         "use_orig_params": True,
         "offload_params": None,
     }
+
+
+def foreign_hook(_, bucket):
+    return default_hooks.allreduce_hook(None, bucket)
+
+
+@pytest.mark.parametrize(
+    ("hook", "dtype"), [(None, "float32"), (default_hooks.fp16_compress_hook, "float16"), (foreign_hook, None)]
+)
+def test_the_dtype_of_reductions_is_that_of_the_hook_of_ddp_and_unknown_of_a_foreign_one(
+    tmp_path: Path, hook: Any, dtype: str | None
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Linear(4, 2))
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        settings = read_settings(model, [torch.optim.AdamW(model.parameters())])
+    finally:
+        dist.destroy_process_group()
+    assert (settings["reduce_dtype"], settings["comm_hook"]) == (dtype, None if hook is None else hook.__name__)
 
 
 @pytest.mark.parametrize("reshards", [True, False])

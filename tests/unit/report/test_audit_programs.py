@@ -186,6 +186,7 @@ def test_sarif_keeps_suppressed_results_with_the_reason_and_reports_suppressions
         "backbone.weight",
         "norm.weight",
     ]
+    assert "BXP103" not in results(pure(), suppressing("BXP103", "gone.*"))
     (invocation,) = sarif(pure(), suppressing("BXP103", "gone.*"))["invocations"]
     assert any("BXP103 for gone.*" in note["message"]["text"] for note in invocation["toolExecutionNotifications"])
 

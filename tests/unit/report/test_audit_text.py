@@ -15,7 +15,7 @@ from benchbox.audit.selection import Selection
 from benchbox.observer.facts import CensusEntry, SourceLocation
 from benchbox.report.audit.text import print_audit
 from tests.support.audits import audit, hostile, pure, suppressing, unreadable, with_baseline
-from tests.support.facts import half, rank, ranks, ranks_stepping, reduction
+from tests.support.facts import HALF_MOMENTS, half, rank, ranks, ranks_stepping, reduction
 
 if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
@@ -76,6 +76,11 @@ def test_consequences_are_lines_of_their_cause_and_count_as_findings():
         "BXP106 warning: weight decay is lost to rounding (lr x weight decay: 0.0001; least that arrives: 0.00195312)",
     ]
     assert "found: 2 errors, 1 warning" in text
+
+
+def test_consequences_are_lines_of_the_finding_at_their_own_place():
+    facts = ranks(stepped=tuple(half(optimizer=name, state=HALF_MOMENTS) for name in ("AdamW", "Adam")))
+    assert printed(audit(facts)).count("BXP201 error: the second moment is bfloat16") == 2
 
 
 def test_a_finding_has_its_place_its_numbers_and_the_repair():

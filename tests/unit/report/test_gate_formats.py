@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from rich.console import Console
 
 from benchbox.analysis.gate import GateRow, gate
 from benchbox.analysis.regression import BaselineLookup
@@ -16,6 +18,7 @@ from benchbox.report.comparison.sarif import render_sarif
 from benchbox.report.gate.github import render_gate_github
 from benchbox.report.gate.junit import render_gate_junit
 from benchbox.report.gate.sarif import render_gate_sarif
+from benchbox.report.gate.text import print_gate
 from benchbox.report.gate.view import GateView, threshold_lines
 from tests.support.example_run import CELL, example_record, example_run
 from tests.support.sarif import check_shape, parse_strict
@@ -48,6 +51,17 @@ def sarif_results(view: GateView) -> list[dict]:
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
     return run["results"]
+
+
+def test_what_is_excused_is_noted_and_does_not_fail():
+    assert [row.verdict for row in VIEW.failing] == ["breach", "missing", "inconclusive"]
+    assert VIEW.noted == [*VIEW.failing, *ROWS[4:]]
+
+
+def test_a_note_that_several_rows_share_is_printed_once():
+    stream = io.StringIO()
+    print_gate(GateView(path="r", rows=[row("missing", cell=cell, note="run it") for cell in "ab"]), Console(file=stream))
+    assert stream.getvalue().count("note: run it") == 1
 
 
 def test_sarif_has_a_result_at_the_line_of_each_threshold_that_is_not_met():
