@@ -148,6 +148,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP304": [
         ("rounding", ranks(steps=step_facts(stepped_norm=1.005))),
+        ("no clipping", ranks(steps=step_facts(max_norm=None, reported_norm=None))),
+        ("a norm that is only logged", ranks(steps=step_facts(max_norm=None, reported_norm=5.0, stepped_norm=5.0))),
+        ("a norm that was not reported", ranks(steps=step_facts(reported_norm=None))),
+        ("infinite gradients", ranks(steps=step_facts(reported_norm=math.inf, stepped_norm=math.inf))),
+        ("one rank whose norm was not read", [rank(0), rank(1, steps=step_facts(stepped_norm=None))]),
         ("a loss scale of 1", ranks(steps=step_facts(clip_scale=1.0, reported_norm=5.0, max_norm=0.5, stepped_norm=0.5))),
         ("a scaled norm below the limit", ranks(steps=step_facts(clip_scale=64.0, reported_norm=0.25, max_norm=0.5))),
         ("bfloat16 gradients", ranks_stepping(half(), steps=step_facts(stepped_norm=1.02))),
@@ -155,6 +160,8 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("gradients that are not finite", ranks(steps=step_facts(reported_norm=math.nan, stepped_norm=math.nan))),
     ],
     "BXP305": [
+        ("autocast to float16 that is off", ranks(autocast=Autocast(active=False, dtype="float16"))),
+        ("autocast that was not seen", ranks(autocast=None)),
         ("scaled", ranks_stepping(tensor(gradient_dtype="float16"), scaler=scaler(8, 1))),
         ("a frozen float16 teacher", ranks(products={"float16": 10, "bfloat16": 40})),
         ("a scaler could not be observed", ranks_stepping(half(dtype="float16"), missing={"scaler": "a checkpoint"})),

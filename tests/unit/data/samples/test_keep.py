@@ -39,6 +39,8 @@ def indices(group):
 def test_only_frames_within_the_ranges_are_drawn(dataset_root, bare_spec, keep):
     (group,) = samples(dataset_root, bare_spec, keep(RANGES)).groups()
     assert indices(group) == [2, 3, 4, 9, 10, 11, 12, *range(14, 34)]
+    (group,) = samples(dataset_root, bare_spec, keep({"0": [[2, 5], [5, 7]]})).groups()
+    assert indices(group) == [2, 3, 4, 5, 6], "a range may begin where another one ends"
 
 
 def test_frames_outside_the_ranges_may_still_be_in_windows(dataset_root, bare_spec, keep):
