@@ -290,6 +290,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("an optimizer without weight decay", flattened(groups=((0.0, 2),), default_decay=None)),
     ],
     "BXP501": [
+        ("bfloat16 by type", ranks_stepping(half(bf16_valued={"weight": 1.0}))),
         ("at the first step", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=0), tensor(NORM))),
         ("too few elements", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, **FEW), tensor(NORM))),
         ("a group at a rate of zero", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, lr=0.0), tensor(NORM))),
