@@ -94,7 +94,7 @@ def live(name: str = WEIGHT, **changes: Any) -> LiveTensor:
     return LiveTensor(name=name, **(values | changes))
 
 
-def frozen(name: str, ndim: int = 1) -> LiveTensor:
+def frozen(name: str, ndim: int | None = 1) -> LiveTensor:
     """Return a bfloat16 parameter that is not trained."""
     return live(name, trainable=False, linked=False, ndim=ndim)
 

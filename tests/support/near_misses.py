@@ -331,6 +331,8 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             ),
         ),
         ("no requested dtype", ranks(contract=None, setup=None, products={"float32": 44})),
+        ("autocast that accelerate was asked for", ranks(contract=None)),
+        ("half of the products", ranks(products={"bfloat16": 22, "float32": 22})),
     ],
     "BXP602": [
         ("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16")))),

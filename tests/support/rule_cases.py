@@ -40,6 +40,7 @@ from tests.support.facts import (
 
 Facts = list[RankFacts]
 
+STORAGE = Contract(source="a flag", storage="float32")
 SENSITIVE_NAMES = (
     *("layers.0.rotary.original_inv_freq", "rotary_emb.cos", "freqs_cis", "rope.table", "mrope_section", "rope2d.angles"),
     *("dataset_stats.action.min", "norm_stats", "action_quantiles", "normalizer.state.mean", "normal_action_std", "state_std"),
@@ -253,6 +254,8 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("to float16, which has fewer large numbers", "error", loading(given=exp_avg("bfloat16"), held=exp_avg("float16"))),
         ("to float32", "info", loading(given=exp_avg("bfloat16"), held=exp_avg("float32"))),
         ("to float64, of two dtypes", "info", loading(given={"exp_avg": ("bfloat16", "float32")}, held=exp_avg("float64"))),
+        ("to float32, of two dtypes", "info", loading(given={"exp_avg": ("bfloat16", "float32")}, held=exp_avg("float32"))),
+        ("to bfloat16, of two dtypes", "error", loading(given={"exp_avg": ("bfloat16", "float32")}, held=exp_avg("bfloat16"))),
         ("to two dtypes", "error", loading(given=exp_avg("bfloat16"), held={"exp_avg": ("bfloat16", "float32")})),
         ("to nothing", "error", loading(given={}, held={}, before=single_dtypes(MOMENTS))),
     ],
@@ -261,6 +264,8 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("inactive", "warning", ranks(products={"float32": 44}, autocast=Autocast(active=False))),
         ("requested from accelerate", "warning", ranks(products={"float32": 44}, contract=None)),
         ("unrequested", "warning", ranks(contract=None, setup=setup("ddp", None, "no"))),
+        ("unrequested, beside a declared storage", "warning", ranks(contract=STORAGE, setup=setup("ddp", None, "no"))),
+        ("requested from accelerate, beside a declared storage", "warning", ranks(contract=STORAGE, products={"float32": 44})),
         (
             "where float32 was declared",
             "warning",
@@ -274,6 +279,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("in a normaliser", "warning", ranks(buffers=(buffer("normalize_inputs.state.min", "bfloat16"),))),
         ("in a module of that class", "warning", ranks(buffers=(replace(buffer("a.scale", "bfloat16"), module="Normalizer"),))),
         ("a constant parameter", "warning", ranks(parameters=(frozen("unnormalize.action.offset"),))),
+        ("one of unknown shape", "warning", ranks(parameters=(frozen("unnormalize.action.offset", ndim=None),))),
         *((f"named {name}", "warning", ranks(buffers=(buffer(name, "bfloat16"),))) for name in SENSITIVE_NAMES),
         (
             "a constant beside trained weights of a checkpoint",
@@ -285,7 +291,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP604": [
         ("stepped", "error", ranks(stepped=(half(),))),
         ("moments", "error", ranks(stepped=(tensor(state=HALF_MOMENTS),))),
-        ("storage", "error", ranks(contract=Contract(source="a flag", storage="float32"))),
+        ("storage", "error", ranks(contract=STORAGE)),
         ("unknown, over float32", "info", ranks(opaque=(OpaqueOptimizer(optimizer="Own", reason="unknown", lossless=True),))),
         ("unreadable", "unknown", ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="its arithmetic is unknown"),))),
         (

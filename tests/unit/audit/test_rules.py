@@ -155,7 +155,7 @@ def test_ten_tensors_are_named_and_the_others_counted() -> None:
 
 def test_an_optimizer_that_cannot_be_read_is_reported_once_for_all_ranks() -> None:
     (finding,) = judge(ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),))).findings
-    assert (finding.code, finding.where, finding.evidence["ranks"]) == ("BXP604", "Mystery", [0, 1])
+    assert (finding.code, finding.where, finding.rank, finding.evidence["ranks"]) == ("BXP604", "Mystery", 0, [0, 1])
 
 
 def test_what_follows_from_a_finding_at_the_same_place_names_it_as_its_cause() -> None:
