@@ -153,18 +153,20 @@ def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "Hardware"
 
 def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) -> None:
     from benchbox.analysis.baseline import slug
-    from benchbox.analysis.quantities import quantity
+    from benchbox.analysis.quantities import counted, quantity
     from benchbox.analysis.reconciliation import reconcile
     from benchbox.analysis.step_bounds import step_bounds
     from benchbox.analysis.summary import label, summarize, varying_fields
+    from benchbox.cli.measured_cell import check_policies
     from benchbox.cli.predicting import check_predicted, predict_run
     from benchbox.store.links import read_links
     from benchbox.store.peaks import read_peaks
     from benchbox.store.predictions import FILE, read_predictions
     from benchbox.store.run import RunStore
 
-    outcomes = predict_run(folder, policy_dirs)
     store = RunStore(folder)
+    check_policies(folder, (cell["policy"] for cell in store.run().cells.values()), policy_dirs)
+    outcomes = predict_run(folder, policy_dirs)
     summaries, predictions = summarize(store.run(), store.records()), read_predictions(folder)
     fields = varying_fields([*store.run().cells.values()])
     bounds = step_bounds(
@@ -189,8 +191,11 @@ def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) 
         error = "" if entry.error is None else f", error {entry.error:+.2%}"
         print(f"{label(summary.cell, fields)}: {entry.quantity} {entry.verdict}")
         print(f"  predicted {predicted}, measured {measured}{error}; {entry.residual}")
+    for reason, count in Counter(entry for entry in outcomes.values() if isinstance(entry, str)).items():
+        print(f"no prediction of {counted(count, 'cell')}: {reason}")
     counts = [f"{verdict} {count}" for verdict, count in sorted(Counter(entry.verdict for _, entry in entries).items())]
     if bounds.note:
         print(f"\n{bounds.note}")
-    print(f"\n{len(entries)} predictions: {', '.join(counts)}\n{folder / FILE}; `benchbox report {folder}` shows them")
+    print(f"\n{': '.join([counted(len(entries), 'prediction'), *filter(None, [', '.join(counts)])])}")
+    print(f"{folder / FILE}; `benchbox report {folder}` shows them")
     check_predicted(outcomes.values())

@@ -1,4 +1,4 @@
-"""The measured cell that `benchbox train --from RUN --cell ID` names."""
+"""The measured cell that `--cell ID` names, and the policies of a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +7,8 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from benchbox.spec.measured_setup import MeasuredSetup
 
 
@@ -39,3 +41,15 @@ def find_measured_cell(run: Path, prefix: str) -> "MeasuredSetup":
         message = f"no launch of cell {cell_id} in {run} ended ok ({statuses})"
         raise ConfigurationError(Problem(option, message, "choose a cell that was measured"))
     return MeasuredSetup(cell=Cell.from_dict(dict(measured[0]["config"])), label=f"cell {cell_id} of {run}")
+
+
+def check_policies(run: Path, names: "Iterable[str]", policy_dirs: "Sequence[Path]") -> None:
+    """Raise ConfigurationError for a policy of a run that is not found: a run knows names, and a matrix may name a path."""
+    from benchbox.registry.policies import policy_entry
+
+    for name in dict.fromkeys(names):
+        try:
+            policy_entry(name, policy_dirs)
+        except ConfigurationError as error:
+            hint = "name its folder by --policy-dir"
+            raise ConfigurationError(Problem(str(run), error.problems[0].message, hint)) from None

@@ -65,7 +65,7 @@ def profile(
     else:
         if sets or only:
             raise ConfigurationError("--cell names a cell of a run as it was measured: --set and --only are for a matrix")
-        name, selected, measure = _cell_of_run(source, cell)
+        name, selected, measure = _cell_of_run(source, cell, policy_dirs)
     if selected.padding != "full":
         message = "profile times some steps and counts another one, and under padding: longest they differ in shape"
         raise ConfigurationError(f"{message}: profile the cell with padding: full")
@@ -117,14 +117,15 @@ def _cell_of_matrix(
     return loaded.name, planned.cells[0], loaded.measure, list(loaded.policy_dirs)
 
 
-def _cell_of_run(run: Path, prefix: str) -> "tuple[str, Cell, MeasureSpec]":
+def _cell_of_run(run: Path, prefix: str, policy_dirs: "Sequence[Path]") -> "tuple[str, Cell, MeasureSpec]":
     from benchbox.cli.capacity import check_capacity
-    from benchbox.cli.measured_cell import find_measured_cell
+    from benchbox.cli.measured_cell import check_policies, find_measured_cell
     from benchbox.spec.cell import MeasureSpec
     from benchbox.store.run import RunStore
 
     setup, planned = find_measured_cell(run, prefix), RunStore(run).run()
     check_capacity(str(run), setup.cell.world_size)
+    check_policies(run, [setup.cell.policy], policy_dirs)
     return planned.name, setup.cell, MeasureSpec.from_dict(planned.measure)
 
 

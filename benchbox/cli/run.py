@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchbox.analysis.quantities import counted
 from benchbox.cli.auto_launches import AUTO, Budget
 from benchbox.cli.options import (
     MasterAddrOption,
@@ -185,10 +186,12 @@ def _exit(summary: "RunSummary", folder: Path, cells: int, *, walks: bool) -> No
     resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
     if summary.stopped:
         least = "at least " if walks else ""
-        print(f"stopped with {least}{summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
+        left = f"{least}{counted(summary.remaining, 'launch', 'launches')} left"
+        print(f"stopped with {left}; resume with: {resume_command}", file=sys.stderr)
         raise typer.Exit(EXIT_STOPPED)
     if summary.out_of_time:
-        print(f"the budget ended with {summary.remaining} launches left to the next look; continue with: {resume_command}")
+        left = counted(summary.remaining, "launch", "launches")
+        print(f"the budget ended with {left} left to the next look; continue with: {resume_command}")
     if summary.failed_cells:
         raise CellFailedError(
             f"{len(summary.failed_cells)} of {cells} cells did not end ok; records and logs of each rank: {folder / 'cells'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.quantities import counted
 from benchbox.cli.run_here import report
 from benchbox.cli.slurm import job_command, render, submit_and_follow
 from benchbox.errors import CellFailedError
@@ -80,5 +81,8 @@ def check_job(job: SlurmJob, state: JobState, pending: Launches, store: RunStore
         raise SlurmJobError(f"Slurm job {job.id} ended {state}, and may not have measured all again; output: {job.log}")
     recorded = all(store.record(cell.cell_id, launch) for cell, launch in pending)
     if recorded and state.ended_by_itself:
-        raise CellFailedError(f"Slurm job {job.id}: {len(pending)} launches did not end ok; output: {job.log}")
-    raise SlurmJobError(f"Slurm job {job.id} ended {state} with {len(pending)} launches left; the same command submits them")
+        raise CellFailedError(
+            f"Slurm job {job.id}: {counted(len(pending), 'launch', 'launches')} did not end ok; output: {job.log}"
+        )
+    left = counted(len(pending), "launch", "launches")
+    raise SlurmJobError(f"Slurm job {job.id} ended {state} with {left} left; the same command submits the rest")

@@ -22,6 +22,8 @@ from benchbox.errors import EXIT_CELL_FAILED, EXIT_STOPPED, EXIT_THRESHOLD, EXIT
 from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchbox.launch.slurm.job import JobState, SlurmJob
     from benchbox.launch.supervise.outcome import Outcome
     from benchbox.spec.cell import Cell
@@ -120,7 +122,7 @@ def train(
     nodes = read_node_settings(
         nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port, timeout_s=node_timeout
     )
-    overrides, measured = parse_overrides(sets), _measured(config, from_run, cell)
+    overrides, measured = parse_overrides(sets), _measured(config, from_run, cell, policy_dirs)
     loaded = load_train(config, overrides, policy_dirs, measured=measured)
     file, resources = None if config is None else find_file(config, TRAINING_FILES), slurm_options(launcher, slurm, nnodes)
     check_world_sizes(file, overrides, [loaded.cell.world_size], resources.nodes if resources else nnodes)
@@ -193,9 +195,9 @@ def _check_job(job: "SlurmJob", state: "JobState") -> None:
         raise SlurmJobError(f"Slurm job {job.id} ended {state}; --resume submits the rest of the training")
 
 
-def _measured(config: Path | None, run: Path | None, cell: str | None) -> "MeasuredSetup | None":
+def _measured(config: Path | None, run: Path | None, cell: str | None, policy_dirs: "Sequence[Path]") -> "MeasuredSetup | None":
     """Return the measured set-up that the options name, if any."""
-    from benchbox.cli.measured_cell import find_measured_cell
+    from benchbox.cli.measured_cell import check_policies, find_measured_cell
 
     if (run is None) != (cell is None):
         raise ConfigurationError("--from RUN and --cell ID go together")
@@ -203,7 +205,10 @@ def _measured(config: Path | None, run: Path | None, cell: str | None) -> "Measu
         if config is None:
             raise ConfigurationError("give a training file, or the set-up of a measured cell: --from RUN --cell ID --steps N")
         return None
-    return find_measured_cell(run, cell)
+    setup = find_measured_cell(run, cell)
+    if config is None:  # a file may name the policy by a path
+        check_policies(run, [setup.cell.policy], policy_dirs)
+    return setup
 
 
 def _exit(outcome: "Outcome", folder: Path) -> None:

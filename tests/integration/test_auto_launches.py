@@ -78,5 +78,5 @@ def test_a_budget_that_ends_among_cells_beside_the_walks_leaves_a_run(tmp_path: 
     command = ["run", tmp_path / "auto.yaml", "--out", tmp_path / "run", "--policy-dir", policies, "--no-estimate"]
     done = run_in_process(*command, "--launches", "auto", "--budget", "0.001s")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the budget ended with 1 launches left" in done.stdout
+    assert "the budget ended with 1 launch left" in done.stdout
     assert {cell["batch"] for cell in RunStore(tmp_path / "run").run().cells.values()} == {1, 2}

@@ -126,7 +126,7 @@ def test_a_cancelled_job_is_typed_and_ctrl_c_cancels_the_next_which_runs_only_wh
     code, _, stderr = finish(cancelled)
     assert code == 3
     assert f"Slurm job {job.id} ended CANCELLED" in stderr
-    assert "with 1 launches left; the same command submits them" in stderr
+    assert "with 1 launch left; the same command submits the rest" in stderr
 
     stopped = start(completed.parent, "--launches", "2")
     wait_until(lambda: runs_after(job.id, completed))

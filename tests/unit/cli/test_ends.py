@@ -60,10 +60,10 @@ def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_pat
     store.write_run(example_run([CELL]))
     store.write_record(example_record(status="oom", error=OOM))
     pending = [(CELL, 1)]
-    with pytest.raises(CellFailedError, match=r"Slurm job 7: 1 launches did not end ok; output: job-7\.log"):
+    with pytest.raises(CellFailedError, match=r"Slurm job 7: 1 launch did not end ok; output: job-7\.log"):
         check_job(job, JobState("FAILED"), pending, store)
     for state, launches in ((JobState("TIMEOUT", "TimeLimit"), pending), (JobState("COMPLETED"), [(CELL, 2)])):
-        with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launches left; the same command submits them"):
+        with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launch left; the same command submits the rest"):
             check_job(job, state, launches, store)
     with pytest.raises(CellFailedError, match=r"Slurm job 7 failed, and no launch is missing; output: job-7\.log"):
         check_job(job, JobState("FAILED"), [], store)

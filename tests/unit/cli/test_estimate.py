@@ -247,14 +247,14 @@ def test_skipped_cells_are_shown_with_the_reason(matrix):
 
 
 def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatch):
-    cells = [CELL, replace(CELL, backend="zero2"), replace(CELL, backend="fsdp2")]
+    cells = [replace(CELL, policy="pi0", backend=backend) for backend in ("ddp", "zero2", "fsdp2")]
     store = RunStore(tmp_path)
     store.write_run(example_run(cells))
     records = {cell: example_record(cell) for cell in cells}
     for cell in cells[:2]:
         store.write_record(records[cell])
     predictions = {cell.cell_id: prediction_of(record) for cell, record in records.items()}
-    predictions[CELL.cell_id]["peak_bytes"] //= 2
+    predictions[cells[0].cell_id]["peak_bytes"] //= 2
 
     outcomes = {}
 
@@ -274,13 +274,30 @@ def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatc
         f"{tmp_path / 'predictions.json'}; `benchbox report {tmp_path}` shows them",
     ]
     first, *_ = json.loads(invoke("estimate", str(tmp_path), "--format", "json"))
-    assert (first["cell_id"], first["verdict"], first["error"]) == (CELL.cell_id, "refuted", -0.5)
+    assert (first["cell_id"], first["verdict"], first["error"]) == (cells[0].cell_id, "refuted", -0.5)
     for options in (("--only", "backend=ddp"), ("--device", "cuda"), ("--accelerator", "h100", "--link", "nvlink4")):
         with pytest.raises(
             ConfigurationError, match="is a run directory: --set, --only, --simulate, --device, --accelerator and --link "
         ):
             CliRunner().invoke(app, ("estimate", str(tmp_path), *options), catch_exceptions=False)
-    outcomes |= {"a": "not supported", "b": PredictionFailure("the estimate failed: KeyError: 1")}
+    outcomes |= {"a": "not supported"}
+    assert "no prediction of 1 cell: not supported" in invoke("estimate", str(tmp_path)).splitlines()
+    outcomes |= {"b": PredictionFailure("the estimate failed: KeyError: 1")}
     for options in ((), ("--format", "json")):
         failed = CliRunner().invoke(app, ("estimate", str(tmp_path), *options))
         assert str(failed.exception) == "1 of 2 predictions failed: the estimate failed: KeyError: 1"
+
+
+@pytest.mark.parametrize(
+    "verb", [("estimate",), ("profile", "--cell", CELL.cell_id), ("train", "--cell", CELL.cell_id, "--from")]
+)
+def test_a_run_whose_policy_was_named_by_a_path_needs_its_folder_again(tmp_path, verb):
+    """The predictions that the run wrote are kept."""
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    store.write_record(example_record())
+    written = write_predictions(tmp_path, {CELL.cell_id: prediction_of(example_record())}, {}).read_bytes()
+    error = CliRunner().invoke(app, (*verb, str(tmp_path))).exception
+    assert isinstance(error, ConfigurationError)
+    assert str(error) == f"{tmp_path}: unknown policy 'example'; name its folder by --policy-dir"
+    assert (tmp_path / "predictions.json").read_bytes() == written
