@@ -99,10 +99,11 @@ def audit_precision(
     fail_on: Annotated[FailOn, typer.Option(help="The mildest finding that fails the audit.")] = FailOn.error,
     output: Annotated[AuditFormat, typer.Option("--format", help="Output format.")] = AuditFormat.text,
 ) -> None:
-    """Report the dtypes of parameters, gradients and optimizer state in training steps, and the precision errors among them.
+    """Find precision errors in the steps of a training.
 
-    The subject is one of: a session of benchbox (--policy P --backend B --recipe R), a checkpoint (--checkpoint PATH), or any
-    training command (-- torchrun --nproc_per_node 2 train.py ...), which runs unmodified and need not know benchbox.
+    Reports the dtypes of parameters, gradients and optimizer state, and what is wrong with them. The subject is one of: a
+    session of benchbox (--policy P --backend B --recipe R), a checkpoint (--checkpoint PATH), or any training command (--
+    torchrun --nproc_per_node 2 train.py ...), which runs unmodified and need not know benchbox.
 
     Exit code 4 when a rule finds an error (or a warning, with --fail-on warning), or an optimizer that cannot be read; 3 when
     the steps themselves failed or were not observed.

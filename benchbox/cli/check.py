@@ -40,7 +40,7 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 5 if nothing is worse than inconclusive.")] = False,
     output: Annotated[GateFormat, typer.Option("--format", help="Output format.")] = GateFormat.text,
 ) -> None:
-    """Check a run against the thresholds of its matrix: expected, found, verdict.
+    """Check a run against thresholds and a baseline.
 
     A cell that failed or has not run never passes, whatever the thresholds say, nor does a walk whose largest batch is smaller
     than in the baseline, or a cell of the baseline that is skipped now. The verdict is `missing` when nothing is breached but

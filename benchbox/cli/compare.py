@@ -50,7 +50,9 @@ def compare(
     output: Annotated[ComparisonFormat, typer.Option("--format", help="Output format.")] = ComparisonFormat.text,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there instead of to the terminal.")] = None,
 ) -> None:
-    """Compare two runs cell by cell and metric by metric, each with a verdict. Exit code 4 if anything became worse.
+    """Compare two runs, with a verdict on every metric.
+
+    Exit code 4 if anything became worse.
 
     Cells are matched by id, so equal set-ups meet. Throughput is compared launch against launch by an exact test, peaks and
     losses by value. What one side lacks is `missing`, runs of different machines or versions are `incomparable`, and what

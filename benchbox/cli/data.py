@@ -40,7 +40,7 @@ def record_dataset(
     ] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the goals.")] = 0,
 ) -> None:
-    """Record scripted experts in the Meta-World simulator (extra `sim`). Episodes that do not solve the task are discarded.
+    """Record scripted experts of Meta-World (extra `sim`). Episodes that do not solve the task are discarded.
 
     Repeat the command to finish a recording that was interrupted.
     """
@@ -121,7 +121,10 @@ def bench_dataset(
     buffer: Annotated[int, typer.Option(min=1, help="Samples among which episode_shuffle mixes.")] = 512,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a measurement.")] = 3.0,
 ) -> None:
-    """Measure samples/s of a dataset by order and workers, show where the time goes, and recommend a number of workers."""
+    """Measure how fast a dataset is loaded.
+
+    Shows samples/s by order and workers and where the time goes, and recommends a number of workers.
+    """
     import torch
     from rich.console import Console
 

@@ -65,10 +65,11 @@ def estimate(
     ] = False,
     format_: FormatOption = Format.text,
 ) -> None:
-    """Predict memory by component, collectives and the bounds of a step's time, for every cell of a matrix.
+    """Predict memory and communication of every cell.
 
-    No rank is started and no device is needed, for any number of ranks. Of a run directory, the predictions are written into it
-    as predictions.json, printed beside the measurements, and part of its report from then on.
+    The memory is split by component, and the time of a step is bounded from below and above. No rank is started and no device
+    is needed, for any number of ranks. Of a run directory, the predictions are written into it as predictions.json, printed
+    beside the measurements, and part of its report from then on.
 
     Of a walk to the largest batch that fits, the peak is that of its first batch, and the largest batch that theory says fits
     stands below it.

@@ -50,10 +50,10 @@ def evaluate_checkpoint(
         ),
     ] = None,
 ) -> None:
-    """Let the policy of a checkpoint act in an environment, and report its success rate with a 95% Wilson interval.
+    """Measure how often the policy of a checkpoint succeeds.
 
-    The output folder gets evaluation.json, evaluation.html, evaluation.md, videos and stills. The same command gives the same
-    episodes on the same machine.
+    It acts in an environment; its success rate has a 95% Wilson interval. The output folder gets evaluation.json,
+    evaluation.html, evaluation.md, videos and stills. The same command gives the same episodes on the same machine.
     """
     from benchbox.cli.outputs import check_folder
     from benchbox.report.evaluation import write_evaluation

@@ -19,7 +19,7 @@ def explain(
         str, typer.Argument(metavar="CODE", help="A rule, such as BXP101: see benchbox list rules.", show_default=False)
     ],
 ) -> None:
-    """Print the title, severity, rationale, measurement and repair of a rule, and the repairs in libraries that it knows."""
+    """Explain a rule of the audit, and how to repair it."""
     from benchbox.audit.rules import rule as rule_by_code
 
     rule = rule_by_code(code)

@@ -54,9 +54,10 @@ def export(
     ema: EmaOption = False,
     dtype: DtypeOption = ExportDtype.float32,
 ) -> None:
-    """Write the weights of a checkpoint of `benchbox train` to a safetensors file, whichever backend trained them.
+    """Write the weights of a checkpoint as safetensors.
 
-    Weights are those that the optimizer steps: float32 masters where there are masters. No ranks are started.
+    The checkpoint is one of `benchbox train`, of any backend. Weights are those that the optimizer steps: float32 masters where
+    there are masters. No ranks are started.
     """
     import torch
 

@@ -33,7 +33,7 @@ def list_registered(
     policy_dirs: PolicyDirOption,
     form: FormatOption = Format.text,
 ) -> None:
-    """Print the available policies, backends, recipes, freezing presets, metrics or rules."""
+    """List policies, backends, recipes, metrics or rules."""
     if kind is Listing.policies:
         rows = _policies(policy_dirs)
     else:

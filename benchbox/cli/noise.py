@@ -42,12 +42,13 @@ def noise(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the earlier runs of this matrix.")] = False,
 ) -> None:
-    """Launch the first cell of a matrix again and again, compare odd with even launches, and keep the noise of this machine.
+    """Measure how much launches differ on this machine.
 
-    The two halves do not differ, so what they differ by is noise. Every call is a run of its own, kept beside those before it
-    in the user's cache, by machine and matrix; one of today that was interrupted is continued. From four runs of one set-up
-    on, the noise floor contains the drift of the machine between runs: repeat this on other days. `check` names the floor, and
-    calls no smaller slowdown a breach.
+    The first cell of a matrix is launched again and again, and odd launches are compared with even ones. The two halves do not
+    differ, so what they differ by is noise. Every call is a run of its own, kept beside those before it in the user's cache, by
+    machine and matrix; one of today that was interrupted is continued. From four runs of one set-up on, the noise floor
+    contains the drift of the machine between runs: repeat this on other days. `check` names the floor, and calls no smaller
+    slowdown a breach.
 
     Exit code 3 when a launch did not end ok, 5 when the host was busy: then nothing is kept.
     """

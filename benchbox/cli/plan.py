@@ -49,7 +49,7 @@ def plan(
         bool, typer.Option("--check", help="Print the problems of the files only, all of them; nothing if there are none.")
     ] = False,
 ) -> None:
-    """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one.
+    """Print the cells of a matrix, and why others are skipped. The run may be for a larger machine than this one.
 
     Exit code 2 when no cell of a matrix can run.
     """

@@ -40,11 +40,12 @@ def profile(
     ] = None,
     launcher: LauncherOption = LauncherName.local,
 ) -> None:
-    """Profile one cell: time, FLOP/s and bytes/s by phase, time by tower, and the longest operations.
+    """Profile one cell: where the time of a step goes.
 
-    Writes profile.json, and for every rank a trace of the profiled steps that ui.perfetto.dev opens. Times of phases are those
-    of `measure.steps` steps without the profiler. Rates are compared with the peaks that `benchbox doctor --peaks` has measured
-    on this machine for as many ranks and threads.
+    Prints time, FLOP/s and bytes/s by phase, time by tower, and the longest operations. Writes profile.json, and for every rank
+    a trace of the profiled steps that ui.perfetto.dev opens. Times of phases are those of `measure.steps` steps without the
+    profiler. Rates are compared with the peaks that `benchbox doctor --peaks` has measured on this machine for as many ranks
+    and threads.
     """
     from rich.console import Console
 

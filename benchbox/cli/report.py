@@ -26,10 +26,11 @@ def report(
         typer.Option("--pack", help="Also write run.json and all records as one records.parquet: a run to publish."),
     ] = False,
 ) -> None:
-    """Print the table of runs and write report.html, report.md, table.csv and table.parquet.
+    """Print the table of runs and write their reports.
 
-    With --pack, DIR becomes a run directory that verify, check and report read like the original, without its cells/ folder.
-    Of JSON of pytest-benchmark, FILE.html and FILE.md are written.
+    They are report.html, report.md, table.csv and table.parquet. With --pack, DIR becomes a run directory that verify, check
+    and report read like the original, without its cells/ folder. Of JSON of pytest-benchmark, FILE.html and FILE.md are
+    written.
     """
     from dataclasses import astuple
 

@@ -93,7 +93,7 @@ def run(
     master_port: MasterPortOption = DEFAULT_PORT,
     node_timeout: NodeTimeoutOption = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Measure every cell of a matrix, print the table and write the reports.
+    """Measure every cell of a matrix and write the reports.
 
     Every launch is a new group of processes, and a cell that fails does not stop the others. Records that the run directory
     already has are reused, so the same command resumes a stopped run. With --only, records of other cells are left unchanged.

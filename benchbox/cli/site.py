@@ -27,7 +27,9 @@ def site(
     relevant: Annotated[str, typer.Option("--relevant", metavar="PERCENT", help="A smaller change is none.")] = "2%",
     title: Annotated[str, typer.Option(metavar="TEXT", help="Title of the site.")] = "Measurements over time",
 ) -> None:
-    """Write a static site over many runs: an index, and for each matrix the trend of every cell over commits.
+    """Write a static site of the trends over many runs.
+
+    It has an index, and for each matrix the trend of every cell over commits.
 
     Runs of the same matrix on the same machine form trends. Changes are marked, with the commits on both sides, where launches
     show them by an exact test. Reports that lie beside a RUN are linked, relative to DIR. The pages need no network and no

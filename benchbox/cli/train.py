@@ -90,7 +90,9 @@ def train(
     dry_run: DryRunOption = False,
     drawing: DrawingOption = None,
 ) -> None:
-    """Train a policy with the step that `benchbox run` measures: the same seed gives bit-identical losses.
+    """Train a policy with the step that `run` measures.
+
+    The same seed gives bit-identical losses.
 
     With --from and --cell, the set-up is that of a measured cell, and CONFIG has only the rest: steps, checkpoints and so on.
 

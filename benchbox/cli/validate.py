@@ -50,10 +50,11 @@ def validate(
     workers: WorkersOption = None,
     out: OutOption = None,
 ) -> None:
-    """Compute the validation loss of a checkpoint of `benchbox train`, by the pass that the training takes.
+    """Compute the validation loss of a checkpoint.
 
-    One process computes it in the precision of the training, whichever backend trained. On the data of the training it is the
-    loss in validation.jsonl, up to rounding; other data are normalised by statistics of their own.
+    The pass is that of the training. One process computes it in the precision of the training, whichever backend trained. On
+    the data of the training it is the loss in validation.jsonl, up to rounding; other data are normalised by statistics of
+    their own.
     """
     from benchbox.cli.outputs import check_file
     from benchbox.store.files import write_json

@@ -15,7 +15,7 @@ def verify(
         typer.Option(metavar="DIGEST", help="Head of the chain as it was printed earlier: it must still be part of it."),
     ] = None,
 ) -> None:
-    """Check every record of a run against the invariants. Exit code 4 when an invariant is violated.
+    """Check the records of a run for contradictions. Exit code 4 when an invariant is violated.
 
     The chain shows what was edited or removed after it was measured. It has no key: compare its head with the printed one.
     """

@@ -63,13 +63,17 @@ class SelectedCells(Point):
 
 class ThresholdFile(Strict):
     metric: MetricName
+    """A metric of `benchbox list metrics`."""
     where: SelectedCells = ABSENT
     """The cells that the threshold applies to; all of them when it is absent."""
     expect: Annotated[str | float, BeforeValidator(_word_or_number)] = ABSENT
     """The metric equals this."""
     min: float = ABSENT
+    """The least value that passes."""
     max: float = ABSENT
+    """The largest value that passes."""
     vs: Literal["baseline"] = ABSENT
+    """What `max_regression` is relative to."""
     max_regression: Fraction = ABSENT
     """Allowed regression relative to the baseline, such as 5% or 0.05."""
     severity: Literal["error", "warning"] = "error"

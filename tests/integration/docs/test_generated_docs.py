@@ -40,8 +40,26 @@ def test_every_key_of_a_matrix_is_documented_with_its_default(regenerated: Path)
     measured = (f"measure.{key}" for key in schema["$defs"]["MeasureFile"]["properties"])
     text = (regenerated / "reference.md").read_text()
     assert [key for key in (*schema["properties"], *measured) if f"\n| `{key}` |" not in text] == []
+    assert "| `thresholds.severity` | error, warning | error | " in text
     assert "| `measure.hang_after_s` | number | 120.0 | " in text
     assert "| `cams` | integer | 1 | Cameras of every sample: the first of the dataset" in text
+
+
+def test_every_key_of_a_training_file_is_documented_with_its_default(regenerated: Path) -> None:
+    schema = json.loads((ROOT / "matrices" / "train" / "schema.json").read_text())
+    matrix, _, training = (regenerated / "reference.md").read_text().partition("## Keys of a training file")
+    missing = [key for key in schema["properties"] if f"\n| `{key}` |" not in training and f"\n| `{key}` |" not in matrix]
+    assert missing == []
+    assert "| `checkpoint.every` | integer | 1000 | Steps between checkpoints" in training
+    assert "| `validation.batch` | integer |  | " in training
+    assert "| `optim.lr`" not in training, "keys that a matrix has as well are above"
+
+
+def test_help_has_a_whole_sentence_on_every_verb(regenerated: Path) -> None:
+    reference = (regenerated / "reference.md").read_text()
+    summaries = re.findall(r"^  [a-z-]+ {2,}(.*)$", "".join(reference.split("Commands:\n")[1:]), re.MULTILINE)
+    assert len(summaries) > 20
+    assert [summary for summary in summaries if summary.endswith("...")] == []
 
 
 def test_every_verb_is_documented(regenerated: Path) -> None:
