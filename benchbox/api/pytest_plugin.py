@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
     """
     from benchbox.api.commands import run
     from benchbox.api.measurement import Measurement
+    from benchbox.errors import ConfigurationError
 
     marker = request.node.get_closest_marker("benchbox")
     if marker is None or marker.args or not marker.kwargs:
@@ -50,7 +52,11 @@ def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
     matrix = tmp_path / "matrix.yaml"
     values = _matrix(marker.kwargs, request.config.rootpath)
     matrix.write_text(json.dumps(values, default=os.fspath))  # JSON is YAML
-    results = run(matrix, out=tmp_path / "run")
+    try:
+        results = run(matrix, out=tmp_path / "run")
+    except ConfigurationError as error:  # positions in the written matrix say nothing
+        problems = re.sub(rf"{re.escape(str(matrix))}[\d:]* ", "", str(error))
+        raise pytest.fail.Exception(f"the marker benchbox: {problems}", pytrace=False) from None
     (status,) = results.cells["status"]
     if status != "ok":
         pytest.fail(_why_not_ok(results), pytrace=False)

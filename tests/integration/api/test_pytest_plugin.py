@@ -68,3 +68,4 @@ def test_tests_of_a_project_assert_throughput_memory_and_precision(tmp_path):
     assert "describes one cell, and axes is for several" in summary["ERROR test_policy.py::test_axes"]
     assert "unknown policy 'pi50'" in process.stdout.partition("ERROR at setup of test_path ")[2].partition("____ ")[0]
     assert "measure must be" in process.stdout
+    assert "matrix.yaml" not in process.stdout, "the marker is wrong, and no file of the user's"
