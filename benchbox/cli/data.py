@@ -98,7 +98,7 @@ def convert_dataset(
     from benchbox.data.writing.convert import convert
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("episodes")
         conversion = convert(source, target, version, lambda done, total: progress.update(task, completed=done, total=total))
     print(f"wrote {target} as {version}: {conversion.copied} videos of episodes copied, {conversion.encoded} encoded again")

@@ -125,6 +125,8 @@ def train(
         nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port, timeout_s=node_timeout
     )
     overrides, measured = parse_overrides(sets), _measured(config, from_run, cell, policy_dirs)
+    if config is None and "steps" not in overrides:
+        raise ConfigurationError("a training without a file needs its length: --steps N")
     loaded = load_train(config, overrides, policy_dirs, measured=measured)
     file, resources = None if config is None else find_file(config, TRAINING_FILES), slurm_options(launcher, slurm, nnodes)
     check_world_sizes(file, overrides, [loaded.cell.world_size], resources.nodes if resources else nnodes)

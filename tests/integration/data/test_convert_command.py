@@ -17,5 +17,5 @@ def test_a_dataset_is_converted_and_a_second_time_refused(tmp_path):
     assert len(open_dataset(target)) == 373
     again = convert(sample_path(), target, "--to", "v2.1")
     assert again.returncode == 2
-    assert again.stderr.strip() == f"error: {target}: exists already; name another folder or remove it"
+    assert again.stderr == f"error: {target}: exists already; name another folder or remove it\n"
     assert "Traceback" not in convert(tmp_path, tmp_path / "new").stderr

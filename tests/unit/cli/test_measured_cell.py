@@ -10,6 +10,7 @@ import pytest
 from benchbox.cli.measured_cell import find_measured_cell
 from benchbox.errors import ConfigurationError
 from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process
 from tests.support.example_run import CELL, OOM, example_record, example_run
 
 CELLS = [replace(CELL, seed=seed) for seed in range(40)]  # so many that several ids begin with the same digit
@@ -47,3 +48,11 @@ def test_a_beginning_of_several_ids_or_of_none_is_refused(run):
     mistyped = f"{CELLS[0].cell_id[:-1]}x"
     with pytest.raises(ConfigurationError, match=f"has no such cell; did you mean '{CELLS[0].cell_id}'"):
         find_measured_cell(run, mistyped)
+
+
+def test_a_training_without_a_file_asks_for_its_length(tmp_path):
+    cell, store = replace(CELL, policy="pi0"), RunStore(tmp_path)
+    store.write_run(example_run([cell]))
+    store.write_record(example_record(cell))
+    refused = run_in_process("train", "--from", tmp_path, "--cell", cell.cell_id)
+    assert (refused.returncode, refused.stderr) == (2, "error: a training without a file needs its length: --steps N\n")
