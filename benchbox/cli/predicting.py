@@ -209,7 +209,7 @@ def _begin_process() -> None:
 def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int], None] = lambda _: None) -> Predictions:
     """Write `predictions.json` into a run directory, on the device that its launches observed, and return what is in it.
 
-    Batches beyond the largest that fits have none: they were never measured.
+    Batches beyond the largest that fits have none, nor have cells that have not run: they were not measured.
     """
     from benchbox.analysis.summary import summarize
     from benchbox.spec.cell import Cell, MeasureSpec
@@ -220,7 +220,7 @@ def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int
     store = RunStore(folder)
     run = store.run()
     summaries = summarize(run, store.records())
-    cells = [Cell.from_dict(dict(summary.cell)) for summary in summaries if not summary.beyond_memory]
+    cells = [Cell.from_dict(dict(summary.cell)) for summary in summaries if summary.records and not summary.beyond_memory]
     sources = {record["memory"]["source"] for summary in summaries for record in summary.records if record["memory"]}
     device: Literal["cpu", "cuda"] = "cuda" if "torch.cuda" in sources else "cpu"
     predictions = predict_cells(cells, policy_dirs, MeasureSpec.from_dict(run.measure).probed_step, device, notify)

@@ -55,6 +55,7 @@ class AnswerBox:
 
     task: str
     lines: tuple[AnswerLine, ...]
+    has_run: bool = True  # whether any launch of its set-ups was made
 
 
 def answer_boxes(
@@ -76,6 +77,8 @@ def answer_boxes(
         AnswerBox(
             task=label(answer.task, task_axes) if task_axes else "",
             lines=_lines(answer, setup_axes, memory_limit, criteria),
+            has_run=bool(answer.fastest or answer.too_large or answer.unknown_memory or answer.wrong)
+            or set(answer.failed) != {MISSING},
         )
         for answer in results
     )
@@ -84,7 +87,7 @@ def answer_boxes(
 def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criteria: Criteria) -> tuple[AnswerLine, ...]:
     limit = "" if memory_limit is None else f" in {quantity(memory_limit, 'bytes')}"
     if answer.fastest is None:
-        reason = "no set-up ended ok"
+        reason = "no set-up ended ok" if set(answer.failed) != {MISSING} else "no set-up was measured"
         if answer.unknown_memory:
             reason = f"the memory of {counted(answer.unknown_memory, 'set-up')} is unknown"
         if answer.too_large:

@@ -368,10 +368,11 @@ def test_written_reports_and_estimates_of_a_run_read_the_peaks_and_links_of_its_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_peaks("example-cpu-2-cores", made_up_peaks())
     write_links("example-cpu-2-cores", "gloo", made_up_links(bytes_per_s=1e5))
-    store, record = RunStore(tmp_path / "run"), record_of()
-    store.write_run(example_run([CELL]))
+    cell = replace(CELL, policy="pi0")  # `estimate RUN` looks for it
+    store, record = RunStore(tmp_path / "run"), record_of(cell)
+    store.write_run(example_run([cell]))
     store.write_record(record)
-    write_predictions(store.path, {CELL.cell_id: prediction(record)}, {})
+    write_predictions(store.path, {cell.cell_id: prediction(record)}, {})
     assert "| step time | 165.1 ms | 217.0 ms | " in write_reports(store.path).markdown.read_text()
 
     monkeypatch.setattr("benchbox.cli.predicting.predict_run", lambda *_: {})

@@ -189,6 +189,20 @@ def test_a_terminal_gets_a_table_that_fits_it(run, width):
         assert word in text
 
 
+def test_cells_that_have_not_run_are_counted_and_not_listed(tmp_path):
+    """As after `--only`: two lines about what ran must not be among a hundred about what did not."""
+    cells = [replace(CELL, backend=backend, cams=cams) for cams in (1, 4) for backend in ("ddp", "zero2")]
+    store = RunStore(tmp_path)
+    store.write_run(example_run(cells))
+    store.write_record(example_record(cells[0]))
+    text = printed(tmp_path)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("ddp", "zero2"))] == ["ddp"]
+    assert "3 cells have not run\n" in text
+    assert [line.partition(": ")[0] for line in text.splitlines() if line.startswith("cams=")] == ["cams=1"]
+    assert "missing" not in text
+    assert "No answer: no set-up was measured." in write_reports(tmp_path).markdown.read_text()
+
+
 def test_names_are_never_read_as_markup():
     stream = io.StringIO()
     for terminal in (True, False):
