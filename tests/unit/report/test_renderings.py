@@ -190,7 +190,7 @@ def test_a_terminal_gets_a_table_that_fits_it(run, width):
 
 
 def test_cells_that_have_not_run_are_counted_and_not_listed(tmp_path):
-    """As after `--only`: two lines about what ran must not be among a hundred about what did not."""
+    """Two lines about what ran, as after `--only`, must not be among a hundred about what did not."""
     cells = [replace(CELL, backend=backend, cams=cams) for cams in (1, 4) for backend in ("ddp", "zero2")]
     store = RunStore(tmp_path)
     store.write_run(example_run(cells))
