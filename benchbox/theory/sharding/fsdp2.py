@@ -100,9 +100,11 @@ class Fsdp2Model(MemoryModel):
     def _take_gradient(self, number: int) -> None:
         name = self._unit_of[number]
         self._pending[name].append(number)
-        self.ledger.add("gradients", self.numel(number) * self.setup.live_size)
-        if number in self._accumulated and not self.is_boundary:
-            self.ledger.add("gradients", -self.numel(number) * self.setup.live_size)
+        size = self.numel(number) * self.setup.live_size
+        if number in self._accumulated:  # added to the one that is there
+            self.ledger.pass_through("gradients", size)
+        else:
+            self.ledger.add("gradients", size)
         if len(self._pending[name]) == len(self._expected[name]):
             self._reduce(name)
 
@@ -117,7 +119,7 @@ class Fsdp2Model(MemoryModel):
         self._kept_reduction = self._whole_bytes(numbers)
         ledger.add("reduction", self._kept_reduction)
         for number in numbers:
-            ledger.add("gradients", -self.numel(number) * setup.live_size * (1 + (number in self._accumulated)))
+            ledger.add("gradients", -self.numel(number) * setup.live_size)
         self._accumulated -= set(numbers)
         shard = sum(map(self._shard, numbers))
         ledger.add("reduction", shard * setup.live_size)

@@ -61,11 +61,21 @@ class SingleModel(MemoryModel):
 
 
 class DdpModel(SingleModel):
-    """Memory of a single process, except that gradients are views into buckets, which stay from step to step."""
+    """Memory of a single process, except that reduced gradients are views into buckets, which stay from step to step.
+
+    Micro-steps before the last one reduce nothing (`no_sync`), and add up their gradients beside the buckets. In the last one
+    each sum is copied into its bucket, and freed, as soon as it is complete.
+    """
 
     def _store(self) -> None:
         super()._store()
         self.ledger.add("reduction", self.structure.trained_numel * self.setup.live_size)
 
     def _take_gradient(self, number: int) -> None:
-        self.ledger.pass_through("gradients", self.numel(number) * self.setup.live_size)  # until it is copied into its bucket
+        if not self.is_boundary:
+            super()._take_gradient(number)
+            return
+        size = self.numel(number) * self.setup.live_size
+        self.ledger.pass_through("gradients", size)  # until it is copied into its bucket, or added to the sum
+        if self.micro_step > 0:
+            self.ledger.add("gradients", -size)

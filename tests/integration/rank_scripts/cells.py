@@ -2,10 +2,11 @@
 
 `cells.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n, "watch": ..., "act": bool}, ...], "out": folder}`.
 For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step, and what was observed. If `watch`
-is "collectives", those of the last step are counted; if it is "facts", the last three steps are observed, the collectives
-of the middle one are counted, and every rank writes `<index>-facts-<rank>.json`. With `act` the wrapped policy acts once
-before it is trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole
-gradient of the first step by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
+is "collectives", those of the last step are counted, and its peak memory; if it is "facts", the last three steps are
+observed, the collectives of the middle one are counted, and every rank writes `<index>-facts-<rank>.json`. With `act` the
+wrapped policy acts once before it is trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in
+float32: the whole gradient of the first step by the name of each trained parameter, averaged over ranks and micro-steps,
+before clipping.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import UnsupportedError
 from benchbox.measure.probe import StepProbe
 from benchbox.observer.facts import RankFacts  # noqa: TC001
-from benchbox.observer.hooks.collectives import CollectiveCounter
-from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.observer.introspect.names import unwrapped_name
 from benchbox.registry.contracts import BatchSpec  # noqa: TC001
 from benchbox.registry.recipes import recipe_by_name
@@ -73,21 +72,21 @@ def run(
         observed = session.backend.observe().to_dict()
         reader = GradientReader(session, wanted=cell.recipe == "fp32")
         actions = acted(session, spec) if act else None
-        collectives, facts = CollectiveCounter(), None
+        probe, facts = StepProbe(session.model, (), session.device), None
+        collectives = probe.operations.collectives
         if watch == "facts":
-            probe = StepProbe(session.model, (), session.device)
-            collectives = probe.operations.collectives
             step_results = [session.step(stream, reader) for _ in range(steps - OBSERVED_STEPS)]
             observed_results, facts = observed_steps(session, stream, cell, probe, reader)
             step_results += observed_results
         else:
             step_results = [session.step(stream, reader) for _ in range(steps - 1)]
-            with OperationDispatchMode(collectives) if watch else nullcontext():
-                step_results.append(session.step(stream, reader))
+            with probe if watch else nullcontext():
+                step_results.append(session.step(probe.record(stream), reader))
     result = {
         "cell": cell.to_dict(),
         "observed": observed,
         "collectives": collectives.counts,
+        "peak_bytes": memory["allocated_peak_bytes"] if (memory := probe.result().memory) else None,
         # without what ranks tell one another in integers: which blocks of a prefix there are
         "reduced_bytes": sum(
             collective.bytes

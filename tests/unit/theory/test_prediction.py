@@ -210,7 +210,7 @@ def test_full_shard_frees_a_layer_after_forward_and_gathers_the_next_one_early_i
     ("backend", "gradients", "reduction"),
     [
         ("single", 2 * NUMEL, 0),
-        ("ddp", 0, 2 * NUMEL),  # the buckets, which stay
+        ("ddp", 2 * NUMEL, 2 * NUMEL),  # beside the buckets, which stay
         ("fsdp1_full", 0, 2 * NUMEL),  # flat gradients that are not reduced yet
         ("fsdp2", 2 * NUMEL, 0),
         ("zero1", 2 * NUMEL, 2 * NUMEL),
@@ -224,6 +224,11 @@ def test_gradients_of_micro_steps_are_added_up_in_one_place(backend, gradients, 
     assert estimate.components.get("gradients", 0) == gradients
     assert estimate.components.get("reduction", 0) == reduction
     assert estimate.components["batch"] == 3 * 100
+
+
+def test_ddp_frees_what_micro_steps_have_added_up_as_it_reduces_it():
+    setup = CellSetup(backend="ddp", world_size=2, accumulation=3)
+    assert MODELS["ddp"](STRUCTURE, TIMELINE, setup).run().current["gradients"] == 0
 
 
 def test_what_checkpointing_repeats_is_repeated_in_every_micro_step():
