@@ -247,7 +247,7 @@ def test_theory_predicts_every_collective_to_the_byte(results: dict, estimator: 
 
 @pytest.mark.parametrize("backend", RANKS)
 def test_theory_predicts_the_peak_memory_of_a_step_that_accumulates(results: dict, estimator: Estimator, backend: str) -> None:
-    """What earlier micro-steps leave is beside the activations of the last one, in buckets, shards or neither."""
+    """Gradients of earlier micro-steps lie beside the activations of the last one, in buckets, shards or neither."""
     result = results[backend, "fp32", "1x4"]
     assert estimator.estimate(Cell.from_dict(result["cell"])).peak_bytes == pytest.approx(result["peak_bytes"], rel=0.02)
 
