@@ -80,10 +80,17 @@ def extension_folders(group: str) -> list[Path]:
             problem = "is not installed" if spec is None else "is a module, not a package whose folder holds policies"
             problems.append(_problem(entry, problem))
         else:
+            # pip leaves the folder of an uninstalled package where a policy has been imported from it: with __pycache__ alone.
             locations = [Path(location) for location in spec.submodule_search_locations]
+            sources = [location for location in locations if any(location.rglob("*.py"))]
+            if not sources:
+                where = " and ".join(map(str, locations))
+                problems.append(
+                    _problem(entry, f"is {where}, without any Python file; if an earlier installation left it, delete it")
+                )
             # The sources of an installed namespace package, in the working directory of a rank, are a second location of it.
             installed = Path(str(entry.dist.locate_file(entry.module.replace(".", "/")))) if entry.dist else None
-            folders += [installed] if installed in locations else locations
+            folders += [installed] if installed in sources else sources
     if problems:
         raise ConfigurationError(problems)
     return list(dict.fromkeys(folders))  # a namespace package may have one folder twice
