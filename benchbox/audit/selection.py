@@ -135,12 +135,12 @@ def load_baseline(path: Path) -> frozenset[BaselineFinding]:
     Raises:
         ConfigurationError: the file is not such a report.
     """
+    hint = "give the output of benchbox audit-precision ... --format json"
     try:
-        report = read_json(path)
+        report = read_json(path, hint)
     except RecordError as error:
         raise ConfigurationError(Problem("--baseline", str(error))) from None
     findings = report.get("findings")
     if not isinstance(findings, list) or not all(isinstance(finding, dict) and "code" in finding for finding in findings):
-        hint = "make one with benchbox audit-precision ... --format json"
         raise ConfigurationError(Problem("--baseline", f"{path} holds no findings of an audit", hint))
     return frozenset(BaselineFinding.from_dict(finding) for finding in [*findings, *report.get("known", ())])

@@ -112,7 +112,7 @@ def read_baseline(path: Path) -> Baseline:
     Raises:
         RecordError: it cannot be read, or is not a baseline.
     """
-    values = read_json(path)
+    values = read_json(path, "`benchbox baseline promote` writes a baseline")
     check_version(values, str(path))
     del values["schema_version"]
     problem = type_problem(values, _BaselineFile) or _launch_problem(values.get("cells", {}))

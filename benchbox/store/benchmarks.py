@@ -118,7 +118,7 @@ def read_benchmarks(path: Path) -> Benchmarks:
     Raises:
         RecordError: it is neither, or a ratio in it is not one.
     """
-    values = read_json(path)
+    values = read_json(path, "pytest --benchmark-json FILE writes it")
     if values.get("kind") == BASELINE_KIND:
         return _read_baseline(path, values)
     if problem := type_problem(values, _BenchmarksFile):

@@ -123,8 +123,11 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     write_text(path, json_text(value, indent=indent) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "delete it and run again") -> dict[str, Any]:
     """Read a JSON object from a file.
+
+    Args:
+        remedy: what to do about another content. A file that the user names is not to be deleted.
 
     Raises:
         RecordError: the file is missing, unreadable, cut off, or not a JSON object.
@@ -133,17 +136,17 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file") from None
-    except json.JSONDecodeError as error:
-        problem = (
-            "empty" if not error.doc.strip() else f"not whole JSON ({error.msg} at line {error.lineno} column {error.colno})"
-        )
-        raise RecordError(f"{path}: {problem}; delete it and run again") from None
-    except UnicodeDecodeError:
-        raise RecordError(f"{path}: not text") from None
-    except (RecursionError, ValueError):
-        raise RecordError(f"{path}: nested too deeply, or with a number of too many digits: not what benchbox writes") from None
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from None
-    if not isinstance(value, dict):
-        raise RecordError(f"{path}: a JSON {type(value).__name__}, and an object is expected")
-    return value
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        problem = f"not whole JSON ({error.msg} at {where})" if error.doc.strip() else "empty"
+    except UnicodeDecodeError:
+        problem = "not text"
+    except (RecursionError, ValueError):
+        problem = "nested too deeply, or with a number of too many digits: not what benchbox writes"
+    else:
+        if isinstance(value, dict):
+            return value
+        problem = f"a JSON {type(value).__name__}, and an object is expected"
+    raise RecordError(f"{path}: {problem}; {remedy}")
