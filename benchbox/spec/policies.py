@@ -94,7 +94,8 @@ def _folder(value: str, base: Path, policies: dict[str, PolicyEntry]) -> PolicyE
     same_name = policies.get(folder.name)
     if same_name is not None and same_name.folder.resolve() != folder:
         message = f"a policy named {folder.name!r} exists already, in {same_name.folder}"
-        raise ConfigurationError(Problem("", message, "rename the folder"))
+        hint = f"write {folder.name} to use that one, or rename this folder"  # that one may be the installed copy of this one
+        raise ConfigurationError(Problem("", message, hint))
     return policy_entry(folder.name, [folder])
 
 

@@ -115,9 +115,11 @@ def test_a_folder_may_not_take_the_name_of_another_policy(project):
     shutil.copytree(project / "models" / "mine", project / "models" / "pi0")
     (taken,) = refused(project, "policy: models/pi0\n")
     assert "matrix.yaml:7:9: a policy named 'pi0' exists already" in taken
+    assert taken.endswith("; write pi0 to use that one, or rename this folder"), "that one may be an installed copy of it"
     shutil.copytree(project / "models" / "mine", project / "mine")
     (twice,) = refused(project, "axes: {policy: [models/mine, ./mine]}\n")
     assert "matrix.yaml:7:30: a policy named 'mine' exists already" in twice
+    assert twice.endswith("; write mine to use that one, or rename this folder")
 
 
 def test_what_lies_beside_the_folder_hides_nothing(project):
