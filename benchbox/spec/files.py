@@ -7,6 +7,7 @@ from pathlib import Path
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.bundled import bundled_folders
 from benchbox.registry.names import did_you_mean
+from benchbox.spec.source import yaml_files
 
 MATRICES = "matrices"
 TRAINING_FILES = "matrices/train"
@@ -34,7 +35,7 @@ def find_file(path: Path, folder: str, *more_folders: str) -> Path:
     if path.exists():
         return path
     if is_name:
-        candidates = [*files, *(file.name for file in Path().glob("*.y*ml"))]
+        candidates = [*files, *(file.name for file in yaml_files(Path()))]
         problem = Problem(str(path), f"no such file, and none of that name in {folder}", did_you_mean(path.name, candidates))
         raise ConfigurationError(problem)
     if path.stem in files:

@@ -97,7 +97,7 @@ def read_source(path: Path) -> Source:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        siblings = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        siblings = [str(sibling) for sibling in yaml_files(path.parent)]
         raise ConfigurationError(Problem(label, "no such file", did_you_mean(label, siblings) or None)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ConfigurationError(Problem(label, f"cannot be read: {getattr(error, 'strerror', None) or error}")) from None
@@ -223,6 +223,11 @@ def _not_yaml(error: YAMLError, text: str, label: str, position: str | None) -> 
     return Problem(position or f"{label}:{line + 1}:{column + 1}", f"not YAML: {problem}", hint)
 
 
+def yaml_files(folder: Path) -> list[Path]:
+    """Return the YAML files in a folder that a user may mean, sorted: those of tools are hidden."""
+    return sorted(path for path in folder.glob("*.y*ml") if not path.name.startswith(".")) if folder.is_dir() else []
+
+
 def _yaml_files_in(folder: Path) -> str:
-    names = sorted(str(path) for path in folder.glob("*.y*ml"))[:5]
-    return "it holds " + ", ".join(names) if names else "name a matrix file"
+    names = [str(path) for path in yaml_files(folder)[:5]]
+    return "it holds " + ", ".join(names) if names else "name a YAML file"

@@ -182,6 +182,8 @@ class RunStore:
             RecordError: this is not a run directory, or its `run.json` cannot be read.
         """
         path = self.path / "run.json"
+        if self.path.is_file():
+            raise RecordError(f"{self.path}: a file, not a run directory; `benchbox run MATRIX` makes one")
         if not self.path.is_dir():
             raise RecordError(f"{self.path}: no such run directory; `benchbox run MATRIX` makes one")
         if not path.is_file():

@@ -10,6 +10,7 @@ import pytest
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.recipes import recipes
 from benchbox.spec import load_matrix
+from benchbox.spec.train import load_train
 from tests.support.good_matrix import GOOD
 
 MATRICES = Path(__file__).parents[3] / "matrices"
@@ -326,6 +327,18 @@ def test_a_path_that_is_no_file_is_named_for_what_it_is(tmp_path: Path):
     ):
         with pytest.raises(ConfigurationError) as caught:
             load_matrix(path)
+        assert str(caught.value) == line
+
+
+def test_files_of_tools_are_not_offered_as_matrices_or_training_files(tmp_path: Path):
+    """A checkout has `.pre-commit-hooks.yaml`."""
+    (tmp_path / ".hooks.yaml").touch()
+    for load, path, line in (
+        (load_train, tmp_path, f"{tmp_path}: is a directory; name a YAML file"),
+        (load_matrix, tmp_path / "hooks.yaml", f"{tmp_path}/hooks.yaml: no such file"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            load(path)
         assert str(caught.value) == line
 
 

@@ -57,6 +57,7 @@ def test_a_folder_of_the_same_name_does_not_hide_a_matrix(wheel: Path, tmp_path:
     ("path", "line"),
     [
         ("trail", "trail: no such file, and none of that name in matrices; did you mean 'trial'?"),
+        ("other", "other: no such file, and none of that name in matrices; one of mine.yaml, pretraining, trial"),
         ("mine", "mine: no such file, and none of that name in matrices; did you mean 'mine.yaml'?"),
         ("matrices/trial.yaml", "matrices/trial.yaml: no such file; did you mean 'trial', which needs no path?"),
         ("matrices/other.yaml", "matrices/other.yaml: no such file"),
@@ -64,6 +65,7 @@ def test_a_folder_of_the_same_name_does_not_hide_a_matrix(wheel: Path, tmp_path:
 )
 def test_an_unknown_name_is_one_line_with_a_suggestion(wheel: Path, tmp_path: Path, path: str, line: str) -> None:
     (tmp_path / "empty" / "mine.yaml").write_text(MATRIX)
+    (tmp_path / "empty" / ".other.yaml").touch()  # of a tool
     with pytest.raises(ConfigurationError) as caught:
         load_matrix(path)
     assert str(caught.value) == line

@@ -114,6 +114,14 @@ def test_a_folder_that_is_not_a_run_is_refused_with_the_remedy(tmp_path):
             RunStore(path).run()
 
 
+def test_a_file_is_not_said_to_be_absent_where_a_run_directory_is_wanted(tmp_path):
+    file = tmp_path / "matrix.yaml"
+    file.touch()
+    with pytest.raises(RecordError) as caught:
+        RunStore(file).run()
+    assert str(caught.value) == f"{file}: a file, not a run directory; `benchbox run MATRIX` makes one"
+
+
 @pytest.mark.parametrize("change", [{"cells": 3}, {"measure": {}}, {"measure": {"launches": 0}}, {"surprise": 1}])
 def test_a_damaged_run_file_is_refused(store, change):
     path = store.path / "run.json"
