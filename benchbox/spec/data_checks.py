@@ -6,6 +6,7 @@ They read the plain values and skip those of a wrong type, which pydantic report
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from benchbox.spec.source import Keys, Source
 
 _OF_A_DATASET = ("rename", "control_mode", "source", "keep")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 IMAGES = "observation.images."  # prefix of the features that are cameras
 
 
@@ -79,8 +81,11 @@ def _check_dataset(entry: dict[str, Any], keys: Keys, source: Source) -> Iterato
     if path and isinstance(path, str):
         if not (Path(path) / "meta" / "info.json").is_file():
             missing = "there is no meta/info.json in it" if Path(path).is_dir() else "there is no such folder"
-            command = shlex.join(["benchbox", "data", "inspect", path])
-            hint = f"its recording is not finished: {command} says how to" if find_unfinished(Path(path)) else None
+            hint = None
+            if find_unfinished(Path(path)):
+                hint = f"its recording is not finished: {shlex.join(['benchbox', 'data', 'inspect', path])} says how to"
+            elif _HUB_ID.fullmatch(path) and not Path(path).exists():
+                hint = "datasets are read from local folders and not downloaded; name the folder of a copy"
             yield Problem(source.where((*keys, "lerobot")), f"{path} is not a LeRobot dataset: {missing}", hint)
         elif isinstance(rename, dict):
             yield from _check_cameras(path, rename, (*keys, "rename"), source)

@@ -30,6 +30,7 @@ from benchbox.spec.policies import resolve_policies
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.schema import NamedFile
 from benchbox.spec.source import Source, read_source
+from benchbox.spec.training_keys import refuse_matrix
 from benchbox.spec.types import Count, Strict, check_name, refusal
 from benchbox.spec.validation_section import ValidationSection
 
@@ -152,6 +153,7 @@ def load_train(
     else:
         path = find_file(Path(path), TRAINING_FILES)
         source = read_source(path)
+        refuse_matrix(source)
     problems = list(source.problems)
     if measured is not None:
         problems += add_measured_values(source, measured)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from benchbox.errors import ConfigurationError, Problem
 from benchbox.spec.fields import POINT_TYPES
 from benchbox.spec.problems import problems_of
 from benchbox.spec.schema import MatrixFile, NamedFile
@@ -14,7 +16,16 @@ from benchbox.spec.source import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from benchbox.errors import Problem
+_OF_MATRICES = MatrixFile.model_fields.keys() - NamedFile.model_fields.keys()
+
+
+def refuse_matrix(source: Source) -> None:
+    """Raise ConfigurationError for a file without `steps` and with a key that only matrices have."""
+    key = next((key for key in source.values if key in _OF_MATRICES), None)
+    if "steps" not in source.values and key is not None:
+        message = f"a matrix, as it has {key} and no steps, and not a training file"
+        command = shlex.join(["benchbox", "run", source.label])
+        raise ConfigurationError(Problem(source.where((key,), key=True), message, f"measure it with {command}"))
 
 
 def remove_training_keys(source: Source, override_keys: Iterable[str]) -> list[Problem]:
@@ -25,8 +36,7 @@ def remove_training_keys(source: Source, override_keys: Iterable[str]) -> list[P
     """
     from benchbox.spec.train import TrainFile  # it imports the loader, which imports this module
 
-    of_matrices = MatrixFile.model_fields.keys() - NamedFile.model_fields.keys()
-    if "steps" not in source.values or of_matrices & source.values.keys():
+    if "steps" not in source.values or _OF_MATRICES & source.values.keys():
         return []
     of_training = TrainFile.model_fields.keys() - NamedFile.model_fields.keys()
     values = {key: value for key, value in source.values.items() if key in of_training}

@@ -84,6 +84,16 @@ def test_a_dataset_alone_has_the_id_that_it_had_before_mixtures(load, datasets):
 
 WRONG = [
     (
+        "data: {mixture: [{lerobot: lerobot/svla_so101}, {lerobot: ./svla_so101}]}",
+        [
+            (
+                "8:28: lerobot/svla_so101 is not a LeRobot dataset: there is no such folder; "
+                "datasets are read from local folders and not downloaded; name the folder of a copy"
+            ),
+            "8:59: ./svla_so101 is not a LeRobot dataset: there is no such folder",
+        ],
+    ),
+    (
         "data: {mixture: [{lerobot: nowhere}, {lerobot: arm}, {lerobot: there}]}",
         [
             "8:28: nowhere is not a LeRobot dataset: there is no such folder",

@@ -31,6 +31,16 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
     assert TrainConfig.from_dict(config.to_dict()) == config
 
 
+@pytest.mark.parametrize("overrides", [{}, {"steps": "5"}])
+def test_a_matrix_is_said_to_be_one_in_one_line_with_the_command_that_measures_it(load_training, overrides, tmp_path):
+    matrix = "name: trial\npolicy: alpha\nsize: tiny\nmeasure: {steps: 3}\naxes: {backend: [ddp, fsdp2], batch: [1, 2]}\n"
+    with pytest.raises(ConfigurationError) as caught:
+        load_training(matrix, overrides)
+    file = tmp_path / "t.yaml"
+    message = "a matrix, as it has measure and no steps, and not a training file"
+    assert str(caught.value) == f"{file}:4:1: {message}; measure it with benchbox run {file}"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
