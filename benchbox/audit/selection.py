@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from benchbox.audit.rules import rules
+from benchbox.audit.rules import rule_hint, rules
 from benchbox.errors import ConfigurationError, Problem, RecordError
-from benchbox.registry.names import did_you_mean
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.source import read_source
 from benchbox.spec.types import Strict
@@ -87,7 +86,7 @@ def parse_codes(values: Iterable[str], option: str) -> tuple[str, ...]:
     codes = tuple(part.strip().upper() for value in values for part in value.split(",") if part.strip())
     for code in codes:
         if not any(rule_code.startswith(code) for rule_code in rules()):
-            raise ConfigurationError(Problem(option, f"no rule is called {code!r}", did_you_mean(code, rules())))
+            raise ConfigurationError(Problem(option, f"no rule is called {code!r}", rule_hint(code)))
     return codes
 
 
@@ -123,7 +122,7 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
     for index, entry in enumerate(entries):
         if entry.rule.upper() not in rules():
             where = source.where(("suppress", index, "rule"))
-            problems.append(Problem(where, f"unknown rule {entry.rule!r}", did_you_mean(entry.rule, rules())))
+            problems.append(Problem(where, f"unknown rule {entry.rule!r}", rule_hint(entry.rule)))
     if problems:
         raise ConfigurationError(in_order(problems))
     return tuple(Suppression(rule=entry.rule.upper(), parameters=entry.parameters, reason=entry.reason) for entry in entries)

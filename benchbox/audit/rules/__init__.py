@@ -46,5 +46,10 @@ def rule(code: str) -> Rule:
     """
     upper_code = code.upper()
     if upper_code not in rules():
-        raise ConfigurationError(Problem("", f"unknown rule {code!r}", did_you_mean(upper_code, rules())))
+        raise ConfigurationError(Problem("", f"unknown rule {code!r}", rule_hint(upper_code)))
     return rules()[upper_code]
+
+
+def rule_hint(code: str) -> str:
+    """Return the hint that follows an unknown code: the nearest rule, or the command that lists them."""
+    return did_you_mean(code.upper(), rules()) or "see benchbox list rules"

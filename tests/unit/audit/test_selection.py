@@ -50,6 +50,14 @@ def test_a_rule_is_found_by_its_code_and_another_is_suggested() -> None:
         rule("BXP1O1")
 
 
+def test_a_code_that_is_near_none_is_refused_with_the_command_that_lists_the_rules(tmp_path: Path) -> None:
+    file = tmp_path / "audit.yaml"
+    file.write_text(f"suppress: [{{rule: BXP999, parameters: '*', reason: '{REASON}'}}]")
+    for refused in (lambda: rule("BXP999"), lambda: parse_codes(["BXP999"], "--select"), lambda: load_suppressions(file)):
+        with pytest.raises(ConfigurationError, match=r"'BXP999'; see benchbox list rules$"):
+            refused()
+
+
 def test_a_suppression_acts_on_the_parameters_it_names_and_says_which() -> None:
     facts = ranks_stepping(half(), half(NORM))
     judgement = judge(facts, suppressing("norm.*"))
