@@ -15,6 +15,7 @@ from benchbox.registry.contracts import AttentionKernel, CompileMode, Mode, Padd
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.optim import ADDED_LATER as ADDED_LATER
 from benchbox.spec.optim import OptimSpec as OptimSpec
+from benchbox.spec.stored_fields import known_fields
 from benchbox.spec.types import (
     BackendName,
     Batch,
@@ -66,7 +67,7 @@ class DataSpec:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the data of a cell's `to_dict`; fields that are missing have their default."""
         datasets = tuple(DatasetSpec.from_dict(dataset) for dataset in values.get("datasets", ()))
-        return cls(**{**values, "datasets": datasets})
+        return cls(**{**known_fields(cls, values), "datasets": datasets})
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -164,9 +165,13 @@ class Cell:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the cell of `to_dict`; a field that an older benchbox did not write has its default."""
+        """Return the cell of `to_dict`; a field that an older benchbox did not write has its default.
+
+        Raises:
+            RecordError: a newer benchbox wrote a field that this one does not know.
+        """
         nested = {"data": DataSpec.from_dict(values["data"]), "optim": OptimSpec.from_dict(values["optim"])}
-        return cls(**{**values, **nested})
+        return cls(**{**known_fields(cls, values), **nested})
 
 
 # The fields that a matrix file sets by their name, as opposed to the nested `data` and `optim`.

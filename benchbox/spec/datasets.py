@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from benchbox.spec.stored_fields import known_fields
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -42,4 +44,4 @@ class DatasetSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the specification of `to_dict`; fields that are missing have their default."""
-        return cls(**{**values, "rename": tuple(dict(values.get("rename", {})).items())})
+        return cls(**{**known_fields(cls, values), "rename": tuple(dict(values.get("rename", {})).items())})

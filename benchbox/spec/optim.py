@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from benchbox.spec.stored_fields import known_fields
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -30,7 +32,7 @@ class GroupSpec:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the specification of plain JSON values."""
         betas = values.get("betas")
-        return cls(**{**values, "betas": None if betas is None else tuple(betas)})
+        return cls(**{**known_fields(cls, values), "betas": None if betas is None else tuple(betas)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,6 @@ class OptimSpec:
         nested = {
             "betas": tuple(values["betas"]),
             "groups": tuple(map(GroupSpec.from_dict, values.get("groups", ()))),
-            "spike": None if spike is None else SpikeSpec(**spike),
+            "spike": None if spike is None else SpikeSpec(**known_fields(SpikeSpec, spike)),
         }
-        return cls(**{**values, **nested})
+        return cls(**{**known_fields(cls, values), **nested})

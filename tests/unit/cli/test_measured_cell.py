@@ -56,3 +56,15 @@ def test_a_training_without_a_file_asks_for_its_length(tmp_path):
     store.write_record(example_record(cell))
     refused = run_in_process("train", "--from", tmp_path, "--cell", cell.cell_id)
     assert (refused.returncode, refused.stderr) == (2, "error: a training without a file needs its length: --steps N\n")
+
+
+def test_a_cell_of_a_newer_benchbox_is_refused_in_one_line(tmp_path):
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    record = example_record()
+    store.write_record({**record, "config": {**record["config"], "added_later": 1}})
+    refused = run_in_process("train", "--from", tmp_path, "--cell", CELL.cell_id, "--steps", "1")
+    message = (
+        "a cell has the field 'added_later', which this benchbox does not know: written by a newer benchbox; upgrade this one"
+    )
+    assert (refused.returncode, refused.stderr) == (2, f"error: {message}\n")

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import operator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import save_file
 
+from benchbox.errors import RecordError
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
+from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.fields import Point
+from benchbox.spec.optim import GroupSpec, SpikeSpec
 from benchbox.spec.schema import MeasureFile, OptimFile
 from benchbox.spec.threshold import Threshold
 from benchbox.store.packed import read_packed
@@ -210,6 +216,21 @@ def test_a_cell_is_named_by_what_it_holds_and_not_by_its_file(load):
     changes = [{"batch": 9}, {"optim": OptimSpec(lr=1.0)}, {"data": DataSpec(kind="synthetic")}]
     changed = {dataclasses.replace(cell, **change).cell_id for change in changes}
     assert len(changed | {cell.cell_id}) == 4
+
+
+@pytest.mark.parametrize(
+    "keys", [(), ("data",), ("optim",), ("optim", "spike"), ("optim", "groups", 0), ("data", "datasets", 0)]
+)
+def test_a_cell_with_a_field_of_a_newer_benchbox_is_refused_in_one_line(load, keys):
+    """Without the field it would be another cell, and `verify` and `train --from` would take it for that one."""
+    optim = OptimSpec(spike=SpikeSpec(), groups=(GroupSpec(match="*"),))
+    cell = dataclasses.replace(next(iter(load(GOOD).cells())), data=DataSpec(datasets=(DatasetSpec(path="arm"),)), optim=optim)
+    values = cell.to_dict()
+    assert Cell.from_dict(copy.deepcopy(values)) == cell
+    functools.reduce(operator.getitem, keys, values)["added_later"] = None
+    message = "a cell has the field 'added_later', which this benchbox does not know: written by a newer benchbox"
+    with pytest.raises(RecordError, match=message):
+        Cell.from_dict(values)
 
 
 def test_a_cell_that_freezes_nothing_keeps_the_id_it_was_published_under():
