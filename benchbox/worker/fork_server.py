@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 
 class ServerGreeting(TypedDict):
-    """First line of JSON that a server sends: what it imported, and where."""
+    """First line of JSON that a server sends once it has imported."""
 
     prefix: str  # of the Python environment
     environment: dict[str, str]  # in which it imported
-    missing: dict[str, str]  # see `preload`
 
 
 class ForkRequest(GroupRequest):
@@ -53,11 +52,8 @@ def main() -> NoReturn:
     # A batch system may send them to every process of a job. Ranks that train end after a step, and this process after them.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    greeting: ServerGreeting = {
-        "prefix": sys.prefix,
-        "environment": dict(os.environ),
-        "missing": preload(tuple(sys.argv[2:]) or PRELOADED_MODULES),
-    }
+    greeting: ServerGreeting = {"prefix": sys.prefix, "environment": dict(os.environ)}  # before imports that set variables
+    preload(tuple(sys.argv[2:]) or PRELOADED_MODULES)
     if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         _serve_clients(connection, greeting)
     _serve(connection, greeting)

@@ -56,23 +56,22 @@ PRELOADED_MODULES = (
 )
 
 
-def preload(modules: tuple[str, ...]) -> dict[str, str]:
-    """Import modules that ranks need and return the errors of modules that cannot be imported, by module.
+def preload(modules: tuple[str, ...]) -> None:
+    """Import modules that ranks need.
 
-    Such a module fails again in the rank that needs it, as a typed result.
+    A module that cannot be imported fails again in the rank that needs it, as a typed result.
 
     Raises:
         AssertionError: importing initialised CUDA or started a thread, which a forked child would not have.
     """
-    missing: dict[str, str] = {}
     gc.disable()  # what is imported stays: collections while importing take a sixth of the time, and free nothing
     for module in _THREADED_MODULES:
-        _import(module, missing)
+        _import(module)
     threads = _threads()
     with ExitStack() as substitutes:
         for module in modules:
-            _import(module, missing)
-            if module == "torch" and module not in missing:
+            _import(module)
+            if module == "torch" and module in sys.modules:
                 substitutes.enter_context(counting_by_files())
             started = [name for task, name in _threads().items() if task not in threads]
             assert not started, f"threads were started before the fork: {', '.join(started)}, by the import of {module}"
@@ -84,14 +83,11 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
     gc.collect()
     gc.freeze()
     gc.enable()
-    return missing
 
 
-def _import(module: str, missing: dict[str, str]) -> None:
-    try:
+def _import(module: str) -> None:
+    with suppress(Exception):  # a library that is absent or broken may raise anything
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 (a library that is absent or broken may raise anything)
-        missing[module] = f"{type(error).__name__}: {error}"
 
 
 def _threads() -> dict[str, str]:
