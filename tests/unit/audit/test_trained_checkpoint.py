@@ -99,3 +99,15 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
     (checkpoint / "tensors" / "__0_0.distcp").unlink()
     with pytest.raises(DataError, match=r"step-00000003: damaged checkpoint \(tensors/__0_0.distcp is missing\)"):
         read_checkpoint(checkpoint)
+
+
+def test_a_checkpoint_whose_bytes_changed_is_one_line_and_not_judged(tmp_path: Path) -> None:
+    """Its sizes are those that were saved."""
+    checkpoint = save(tmp_path)
+    file = checkpoint / "tensors" / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    message = r"step-00000003: damaged checkpoint \(tensors/__0_0.distcp has other contents than were saved\)"
+    with pytest.raises(DataError, match=message):
+        read_checkpoint(checkpoint)

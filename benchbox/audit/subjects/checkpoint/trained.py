@@ -40,7 +40,7 @@ def read_trained(folder: Path) -> list[RankCheckpoint]:
     """
     from benchbox.dcp.files import TensorFolder  # imports much of torch
 
-    if (damage := damage_of(folder, contents=False)) is not None:
+    if (damage := damage_of(folder)) is not None:
         raise DataError(f"{folder}: damaged checkpoint ({damage})")
     manifest, trainer = read_manifest(folder), read_json(folder / TRAINER)
     tensors = TensorFolder(folder / TENSORS)
