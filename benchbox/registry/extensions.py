@@ -85,9 +85,8 @@ def extension_folders(group: str) -> list[Path]:
             sources = [location for location in locations if any(location.rglob("*.py"))]
             if not sources:
                 where = " and ".join(map(str, locations))
-                problems.append(
-                    _problem(entry, f"is {where}, without any Python file; if an earlier installation left it, delete it")
-                )
+                remedy = f"delete what an earlier installation left there, or repair {_distribution(entry)}"
+                problems.append(_problem(entry, f"is {where}, without any Python file", remedy))
             # The sources of an installed namespace package, in the working directory of a rank, are a second location of it.
             installed = Path(str(entry.dist.locate_file(entry.module.replace(".", "/")))) if entry.dist else None
             folders += [installed] if installed in sources else sources
@@ -135,9 +134,9 @@ def _all_entry_points(search_path: tuple[tuple[str, int | None], ...]) -> Any:  
     return metadata.entry_points()
 
 
-def _problem(entry: EntryPoint, message: str) -> Problem:
+def _problem(entry: EntryPoint, message: str, remedy: str | None = None) -> Problem:
     distribution = _distribution(entry)
-    remedy = f"update or repair {distribution}, or pip uninstall it"
+    remedy = remedy or f"update or repair {distribution}, or pip uninstall it"
     return Problem(f"{distribution}, entry point {entry.group}: {entry.name}", f"{entry.value} {message}", remedy)
 
 

@@ -70,5 +70,6 @@ def test_a_package_of_which_only_an_earlier_installation_is_left_is_one_line(sit
     with pytest.raises(ConfigurationError) as caught:
         extension_folders(GROUP)
     folder = site / "named_anew"
-    message = f"is {folder}, without any Python file; if an earlier installation left it, delete it"
-    assert str(caught.value).startswith(f"named-anew, entry point {GROUP}: named_anew: named_anew {message}")
+    problem = f"named_anew is {folder}, without any Python file"
+    remedy = "delete what an earlier installation left there, or repair named-anew"
+    assert str(caught.value) == f"named-anew, entry point {GROUP}: named_anew: {problem}; {remedy}"
