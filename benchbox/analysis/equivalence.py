@@ -134,8 +134,8 @@ def _why_not_compared(launches: Sequence[LaunchRecord], base: LaunchRecord, reci
     for record in launches:
         for name, value, expected in (
             ("Adam state", ", ".join(adam_dtypes(record)), ", ".join(adam_dtypes(base))),
-            ("the sources of the policy", *(_environment_value(side, "policy_sha256") for side in (record, base))),
-            ("the metadata of the data", *(_environment_value(side, "data_sha256") for side in (record, base))),
+            ("the sources of the policy", *(_source_sha256(side, "policy_sha256") for side in (record, base))),
+            ("the metadata of the data", *(_source_sha256(side, "data_sha256") for side in (record, base))),
         ):
             if value and expected and value != expected:
                 return f"it differs in {name}" + (f": {value} against {expected}" if name == "Adam state" else "")
@@ -159,7 +159,7 @@ def _tolerance(recipe: Recipe, base: LaunchRecord) -> Tolerance:
     return TF32_TOLERANCE if recipe.compute == "float32" and is_on_gpu and uses_tf32 else recipe.tolerance
 
 
-def _environment_value(record: LaunchRecord, key: str) -> Any:
+def _source_sha256(record: LaunchRecord, key: str) -> Any:
     return (record["environment"] or {}).get(key)
 
 

@@ -70,7 +70,10 @@ class _SameCell(RunCheck):
         observed, flops, environment = record["observed"], record["flops"], record["environment"] or {}
         if record["status"] != "ok" or observed is None:
             return
-        sources = (record["cell_id"], *(str(environment.get(name)) for name in ("benchbox_sha256", "policy_sha256", "torch")))
+        sources = (
+            record["cell_id"],
+            *(str(environment.get(name)) for name in ("benchbox_sha256", "policy_sha256", "data_sha256", "torch")),
+        )
         values: dict[str, object] = {
             name: observed.get(name) for name in ("model_class", "sharding", "shard_numel", "trainable_numel", "total_numel")
         }

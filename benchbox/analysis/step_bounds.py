@@ -71,6 +71,8 @@ def step_bounds(
     reasons: dict[str, str] = {}
     for summary in (summary for summary in summaries if predictions and not summary.beyond_memory):
         prediction = predictions.get(summary.cell_id)
+        if prediction is None and not summary.records:
+            continue
         if prediction is None:
             bound: StepBound | str = "not predicted"
         elif reason := _unbounded(summary, prediction):

@@ -78,13 +78,13 @@ def data_sha256(data: DataSpec) -> str | None:
     files: dict[str, Path] = {}
     for number, dataset in enumerate(data.lerobot_datasets):
         root = Path(dataset.path)
-        files |= {f"{number}/{path.relative_to(root).as_posix()}": path for path in _folder_files(root / "meta")}
+        metadata = (path for path in _folder_files(root / "meta") if not path.name.startswith("benchbox_"))  # ours, beside
+        files |= {f"{number}/{path.relative_to(root).as_posix()}": path for path in metadata}
         if dataset.keep is not None:
             files[f"{number}/keep"] = Path(dataset.keep)
     if (tokenizer := data.tokenizer_file) is not None:
         files["tokenizer"] = tokenizer
-    # benchbox itself adds statistics that a dataset lacks.
-    files = {label: path for label, path in files.items() if not path.name.startswith("benchbox_") and path.is_file()}
+    files = {label: path for label, path in files.items() if path.is_file()}
     return _sha256(files) if files else None
 
 

@@ -128,7 +128,7 @@ def _receive(episode: _RunningEpisode) -> Advance:
         progress: Advance = episode.environment.receive()
     except SimulationError as error:
         seed, steps = episode.result.seed, episode.result.steps
-        raise SimulationError(f"episode of seed {seed}, in the actions after step {steps}: {error}") from None
+        raise SimulationError(f"episode of seed {seed}, after step {steps}: {error}") from None
     return progress
 
 

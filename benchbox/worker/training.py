@@ -154,7 +154,8 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
         events.write("stopped", completed=completed, signal=signals.requested)
     elif validation is not None and validation.completed != completed and rank == 0:
         message = "the training was asked to stop, and has no validation after its last step"
-        events.write("warning", message=f"{message}: benchbox validate {folder} computes it")
+        remedy = "" if checkpoints is None else f": benchbox validate {folder} computes it"
+        events.write("warning", message=f"{message}{remedy}")
 
 
 def _awaited(checkpoint: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +50,7 @@ class StepListener(Protocol):
 @dataclass(eq=False)
 class _OptimizerCall:
     optimizer: Optimizer
+    thread: int = field(default_factory=threading.get_ident)
     wraps: bool = False
     initializes: bool = False
     begun: bool = False
@@ -213,10 +215,16 @@ class StepSegmenter:
     def _drop_failed_calls(self, optimizer: Optimizer, frame: FrameType) -> None:
         """Drop calls that raised, and so have no end: those that do not run around this frame of torch's hooked `step`.
 
-        A step that calls the `step` of its base class runs the hooks twice. Its inner call counts.
+        A step that calls the `step` of its base class runs the hooks twice. Its inner call counts. A call of another thread is
+        not in the frames of this one, and may still run: on a GPU, autograd calls hooks of the backward pass in a thread.
         """
-        running = {id(outer) for outer in _optimizers_around(frame)} - {id(optimizer)}
-        self._calls[:] = [call for call in self._calls if id(call.optimizer) in running]
+        running = {id(outer) for outer in _optimizers_around(frame)}
+        here = threading.get_ident()
+        self._calls[:] = [
+            call
+            for call in self._calls
+            if call.optimizer is not optimizer and (call.thread != here or id(call.optimizer) in running)
+        ]
 
 
 def _optimizers_around(frame: FrameType) -> Iterator[Any]:

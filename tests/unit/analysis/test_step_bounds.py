@@ -231,6 +231,17 @@ def test_peaks_of_other_ranks_do_not_bound_a_step() -> None:
     assert rows_of_steps(report) == []
 
 
+def test_of_cells_without_a_prediction_only_those_that_were_launched_are_named() -> None:
+    """Others were left out by --only."""
+    launched, other = replace(CELL, seed=5), replace(CELL, seed=6)
+    records = [record_of(), example_record(launched)]
+    summaries = summarize(example_run([CELL, launched, other]), records)
+    bounds = step_bounds(
+        {CELL.cell_id: prediction(records[0])}, summaries, peaks=lambda _: {GROUP: made_up_peaks()}, links=None
+    )
+    assert {cell_id for cell_id, reason in bounds.reasons.items() if reason == "not predicted"} == {launched.cell_id}
+
+
 def test_a_cell_of_one_rank_needs_no_links() -> None:
     cell = replace(CELL, backend="single", world_size=1)
     record = record_of(cell)

@@ -251,7 +251,7 @@ def test_the_order_of_a_mixture_its_kept_frames_and_the_tokenizer_count(tmp_path
     for name in ("a", "b"):
         (tmp_path / name / "meta").mkdir(parents=True)
         (tmp_path / name / "meta/info.json").write_text(name)
-    file = tmp_path / "file"
+    file = tmp_path / "benchbox_file"  # a name that counts for nothing in the metadata of a dataset
     file.write_text("{}")
     a, b = (DatasetSpec(path=str(tmp_path / name)) for name in ("a", "b"))
     data = [

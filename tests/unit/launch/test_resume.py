@@ -117,7 +117,7 @@ def test_launches_by_another_launcher_or_with_other_threads_are_reused_with_a_wo
     store, healthy = RunStore(tmp_path / "run"), cell("healthy")
     sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
     record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
 
     def notes(**changes: object) -> list[str]:
         started = {"launcher": "direct", "threads": 3, **changes}
@@ -131,7 +131,7 @@ def test_launches_by_another_launcher_or_with_other_threads_are_reused_with_a_wo
     assert notes(launcher="torchrun") == [
         f"{reused} launched by torchrun, and this command launches by direct; --fresh repeats them"
     ]
-    assert notes(threads=1) == [f"{reused} measured with OMP_NUM_THREADS=1, which is 3 now; --fresh repeats them"]
+    assert notes(threads=1) == [f"{reused} measured with OMP_NUM_THREADS=1, which is 3,1 now; --fresh repeats them"]
 
 
 def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy_dir: Path, tmp_path: Path) -> None:

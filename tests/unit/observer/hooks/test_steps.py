@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -82,3 +83,26 @@ def test_a_step_that_raised_does_not_wrap_the_optimizer_that_steps_next() -> Non
     facts = observer.facts()
     assert [tensor.optimizer for tensor in facts.stepped] == ["AdamW", "AdamW", "SGD", "SGD"]
     assert {name for step in facts.steps[3:] for name in step.rates} == {"AdamW", "SGD"}
+
+
+def test_an_optimizer_whose_closure_steps_another_one_in_a_thread_is_observed() -> None:
+    """On a GPU, autograd calls the hooks of the backward pass in the thread of the device."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    inner, outer = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.AdamW(second.parameters())
+
+    def step_inner(_: object) -> None:
+        thread = threading.Thread(target=inner.step)
+        thread.start()
+        thread.join()
+
+    def closure() -> torch.Tensor:
+        outer.zero_grad()
+        loss = second(first(torch.ones(1, 4))).sum()
+        loss.backward()
+        return loss
+
+    first.weight.register_post_accumulate_grad_hook(step_inner)
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(5):
+            outer.step(closure)
+    assert {tensor.optimizer for tensor in observer.facts().stepped} == {"SGD", "AdamW"}
