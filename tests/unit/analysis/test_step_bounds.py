@@ -363,8 +363,8 @@ def test_a_skipped_warm_up_step_takes_no_bound_away() -> None:
 
 def test_cells_without_a_bound_are_counted_by_reason_and_none_is_left_out() -> None:
     cells = [replace(CELL, seed=seed, padding="longest" if seed < 2 else "full") for seed in range(4)]
-    records = [record_of(cell) for cell in cells[:3]]
-    predictions = {cell.cell_id: prediction(record) for cell, record in zip(cells, records, strict=False)}
+    records = [record_of(cell) for cell in cells]
+    predictions = {cell.cell_id: prediction(record) for cell, record in zip(cells[:3], records, strict=False)}
     summaries = summarize(example_run(cells), records)
     bounds = step_bounds(predictions, summaries, peaks=lambda _: {GROUP: made_up_peaks()}, links=None)
     assert [*bounds.by_cell] == [cells[2].cell_id]
