@@ -63,6 +63,16 @@ def test_memory_beyond_5_percent_is_refuted_and_says_when_and_by_how_much(record
     assert "more than predicted for backward, when most is activations" in memory.residual
 
 
+def test_memory_of_steps_that_differ_in_size_is_confirmed_or_incomparable(record):
+    """The step whose memory is measured may have longer texts than the first, which is predicted, or shorter ones."""
+    varying = record | {"cell": record["cell"] | {"padding": "longest"}}
+    peak = record["memory"]["worst"]["allocated_peak_bytes"]
+    assert reconciled(varying, peak_bytes=round(peak * 0.951))[0].verdict == "confirmed"
+    memory = reconciled(varying, peak_bytes=round(peak * 0.949))[0]
+    assert memory.verdict == "incomparable"
+    assert memory.residual.endswith("under padding: longest steps differ in size, and the first is predicted")
+
+
 def test_only_a_small_difference_is_called_small_tensors(record):
     peak = record["memory"]["worst"]["allocated_peak_bytes"]
     assert "small tensors" in reconciled(record, peak_bytes=peak - 2**14)[0].residual
