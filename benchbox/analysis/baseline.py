@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
 from benchbox.analysis.certificates import certificates
-from benchbox.analysis.comparability import (
+from benchbox.analysis.regression import BaselineLookup
+from benchbox.analysis.run_environments import (
     environments_by_ranks,
     latest_environment,
     mixed_environment,
     run_differences,
     steps_difference,
 )
-from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
 from benchbox.registry.metrics import metric_by_name, metrics

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.baseline_walks import resolved_point
 from benchbox.analysis.certificates import LARGEST_BATCH
-from benchbox.analysis.comparability import (
-    ENVIRONMENT_KEYS,
-    memory_limit_difference,
-    run_differences,
-    steps_difference,
-    verdict_of_effect,
-)
+from benchbox.analysis.comparability import verdict_of_effect
 from benchbox.analysis.figures import without_search
 from benchbox.analysis.inference import (
     ALPHA,
@@ -34,6 +28,7 @@ from benchbox.analysis.inference import (
 from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
+from benchbox.analysis.run_environments import ENVIRONMENT_KEYS, memory_limit_difference, run_differences, steps_difference
 from benchbox.analysis.summary import MISSING, label, varying_fields
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.metrics import metric_by_name

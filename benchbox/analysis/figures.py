@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.certificates import certificates
-from benchbox.analysis.comparability import any_environment, environments_by_ranks, mixed_environment
 from benchbox.analysis.regression import has_noise
+from benchbox.analysis.run_environments import any_environment, environments_by_ranks, mixed_environment
 from benchbox.analysis.summary import Spread, spread_of, summarize
 from benchbox.registry.metrics import metrics
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from benchbox.analysis.baseline_walks import baseline_walks, resolved_point
 from benchbox.analysis.best_batches import repeats
 from benchbox.analysis.certificates import ENDED, LARGEST_BATCH, Certificate, certificates
-from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.quantities import counted, quantity
 from benchbox.analysis.regression import has_noise, judge_fastest_batch, judge_regression
+from benchbox.analysis.run_environments import memory_limit_difference
 from benchbox.analysis.summary import MISSING, CellSummary, label, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
 from benchbox.spec.cell import Cell

@@ -9,14 +9,14 @@ from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.comparability import (
+from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
+from benchbox.analysis.run_environments import (
     latest_environment,
     mixed_environment,
     run_differences,
     same_environment,
     steps_difference,
 )
-from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
 from benchbox.analysis.summary import matrix_text
 from benchbox.errors import RecordError
 from benchbox.registry.metrics import metric_by_name

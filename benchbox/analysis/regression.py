@@ -8,11 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.baseline_walks import fastest_batch, resolved_point
-from benchbox.analysis.comparability import memory_limit_difference
 from benchbox.analysis.inference import ALPHA, can_settle, estimate_effect, launches_to_settle
 from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, raised_beyond_chance, why_unsettled
 from benchbox.analysis.quantities import quantity
+from benchbox.analysis.run_environments import memory_limit_difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchbox.analysis.comparability import environment_differences
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, holm
 from benchbox.analysis.noise import OF_STEP_TIMES, noise_floor
 from benchbox.analysis.peak_changes import is_peak, why_unsettled
 from benchbox.analysis.regression import has_noise, value_change
+from benchbox.analysis.run_environments import environment_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

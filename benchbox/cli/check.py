@@ -75,9 +75,9 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
     from dataclasses import replace
 
     from benchbox.analysis.baseline import find_baseline, slug
-    from benchbox.analysis.comparability import environments_by_ranks
     from benchbox.analysis.gate import gate
     from benchbox.analysis.noise import describe_floor, describe_missing_floor, why_not_used
+    from benchbox.analysis.run_environments import environments_by_ranks
     from benchbox.analysis.summary import summarize
     from benchbox.report.gate.view import GateView, threshold_lines
     from benchbox.spec.threshold_section import load_thresholds

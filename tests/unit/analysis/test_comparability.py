@@ -7,13 +7,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from benchbox.analysis.adam_state import adam_dtypes
-from benchbox.analysis.comparability import (
-    environment_differences,
-    environments_by_ranks,
-    mixed_environment,
-    why_incomparable,
-)
+from benchbox.analysis.comparability import why_incomparable
 from benchbox.analysis.inference import ALPHA, Criteria
+from benchbox.analysis.run_environments import environment_differences, environments_by_ranks, mixed_environment
 from benchbox.analysis.summary import summarize
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
