@@ -1,8 +1,9 @@
 """Selection of the launches that are still to be run."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -17,6 +18,9 @@ from tests.support.example_run import example_record, example_run
 from tests.support.launchers import MEASURE, DirectLauncher, cell
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchbox.launch.job import Launcher
     from benchbox.registry.launch_record import LaunchRecord
 
 
@@ -84,54 +88,60 @@ def test_a_record_that_differs_in_one_thing_from_what_is_asked_for_is_measured_a
     assert pending.notes[0].startswith(f"measuring 1 launch again: {reason}")
 
 
-def test_records_of_this_environment_are_reused_without_a_word_and_those_of_another_machine_with_one(
-    policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
-    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
-    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
+class ReusedLaunch:
+    """A launch of the environment of this machine, whose record is reused whatever is changed in it."""
 
-    def notes(*, without: str = "", **changes: object) -> list[str]:
-        values = {key: value for key, value in {**environment(), **sources, **changes}.items() if key != without}
-        store.write_record(cast("LaunchRecord", {**record, "environment": values}))
-        pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir])
+    def __init__(self, folder: Path, policy_dir: Path) -> None:
+        self._store, self._policy_dir, self._cell = RunStore(folder), policy_dir, cell("healthy")
+        self._environment = {
+            **environment(),
+            "benchbox_sha256": benchbox_sha256(),
+            "policy_sha256": policy_sha256("stand_in", [policy_dir]),
+        }
+
+    def notes(self, *, asked: Launcher | None = None, without: str = "", **changes: object) -> list[str]:
+        """Return the lines on it, with these values in its environment, where the command asks for a launcher."""
+        values = {key: value for key, value in {**self._environment, **changes}.items() if key != without}
+        steps = {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
+        self._store.write_record(cast("LaunchRecord", example_record(self._cell) | steps | {"environment": values}))
+        pending = resume.pending_launches([(self._cell, 1)], MEASURE, self._store, [self._policy_dir], launcher=asked)
         assert pending.reused == 1
         return pending.notes
 
-    assert notes() == []
-    (note,) = notes(cpu="Another CPU", cores=96, devices=[])
+
+@pytest.fixture
+def reused(policy_dir: Path, tmp_path: Path) -> ReusedLaunch:
+    return ReusedLaunch(tmp_path / "run", policy_dir)
+
+
+def test_records_of_this_environment_are_reused_without_a_word_and_those_of_another_machine_with_one(
+    reused: ReusedLaunch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reused.notes() == []
+    (note,) = reused.notes(cpu="Another CPU", cores=96, devices=[])
     assert note.startswith("reusing 1 launch of another machine: they were measured on Another CPU with 96 cores, and this ")
     assert note.endswith("; --fresh repeats them")
     monkeypatch.setattr(changed_environment, "_gpus", lambda: (("NVIDIA H100", "NVIDIA H200"), "580.1"))
-    assert notes(devices=["NVIDIA H200 MIG 1g.18gb"], driver="580.1", cpu="Another CPU") == []
-    assert "with driver 570.2, and this machine has 580.1" in notes(devices=["NVIDIA H200"], driver="570.2")[0]
-    assert "on NVIDIA A100, which this machine does not have" in notes(devices=["NVIDIA A100"], driver="580.1")[0]
-    assert notes(without="cpu", cores=96, devices=[]) == [], "what a record does not know is no difference"
+    assert reused.notes(devices=["NVIDIA H200 MIG 1g.18gb"], driver="580.1", cpu="Another CPU") == []
+    assert "with driver 570.2, and this machine has 580.1" in reused.notes(devices=["NVIDIA H200"], driver="570.2")[0]
+    assert "on NVIDIA A100, which this machine does not have" in reused.notes(devices=["NVIDIA A100"], driver="580.1")[0]
+    assert reused.notes(without="cpu", cores=96, devices=[]) == [], "what a record does not know is no difference"
     monkeypatch.setattr(changed_environment, "_gpus", lambda: (("NVIDIA H200",), None))
-    assert notes(devices=["NVIDIA H200"], driver="570.2") == [], "nor is what this machine does not tell"
+    assert reused.notes(devices=["NVIDIA H200"], driver="570.2") == [], "nor is what this machine does not tell"
 
 
 def test_launches_by_another_launcher_or_with_other_threads_are_reused_with_a_word(
-    policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reused: ReusedLaunch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
-    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
-    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
-
-    def notes(**changes: object) -> list[str]:
-        started = {"launcher": "direct", "threads": 3, **changes}
-        store.write_record(cast("LaunchRecord", {**record, "environment": {**environment(), **sources, **started}}))
-        pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], launcher=DirectLauncher())
-        assert pending.reused == 1
-        return pending.notes
-
-    assert notes() == []
-    reused = "reusing 1 launch not comparable with new ones: they were"
-    assert notes(launcher="torchrun") == [
-        f"{reused} launched by torchrun, and this command launches by direct; --fresh repeats them"
+    direct, not_comparable = DirectLauncher(), "reusing 1 launch not comparable with new ones: they were"
+    assert reused.notes(asked=direct, launcher="direct", threads=3) == []
+    assert reused.notes(asked=direct, launcher="torchrun", threads=3) == [
+        f"{not_comparable} launched by torchrun, and this command launches by direct; --fresh repeats them"
     ]
-    assert notes(threads=1) == [f"{reused} measured with OMP_NUM_THREADS=1, which is 3,1 now; --fresh repeats them"]
+    assert reused.notes(asked=direct, launcher="direct", threads=1) == [
+        f"{not_comparable} measured with OMP_NUM_THREADS=1, which is 3,1 now; --fresh repeats them"
+    ]
 
 
 def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy_dir: Path, tmp_path: Path) -> None:
