@@ -284,6 +284,16 @@ def test_a_corrupt_run_is_rejected_for_its_own_reason(run, corruption):
     assert any(fragment in message for message in messages), messages
 
 
+def test_launches_on_a_dataset_with_other_metadata_may_differ_in_their_work(run):
+    def on_other_data(record):
+        double_all_flops(record)
+        edit("environment.data_sha256", "f" * 64)(record)
+
+    edit_record(run, on_other_data, launch=2)
+    sentences = {violation.sentence for violation in verify_run(run, REPORT_INVARIANTS).violations}
+    assert "launches of a cell have the same shards, sizes and FLOPs" not in sentences
+
+
 def test_a_chain_made_anew_is_not_the_one_whose_head_was_printed(run):
     head = run.chain.head()
     assert benchbox("verify", run.path, "--head", head).returncode == EXIT_OK
