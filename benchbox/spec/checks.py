@@ -186,7 +186,7 @@ def _position_of(source: Source, field: str, value: Any, policy: str | None = No
         for keys in source.positions
         if keys[:1] in ((field,), ("axes",), ("include",)) and (keys[-1] == field or keys[:-1] == ("axes", field))
     ]
-    found = [keys for keys in paths if source.at(keys) == value]
-    points = ((keys, source.at(keys[:-1])) for keys in found)
+    positions = [keys for keys in paths if source.at(keys) == value]
+    points = ((keys, source.at(keys[:-1])) for keys in positions)
     of_policy = [keys for keys, point in points if policy and isinstance(point, dict) and point.get("policy") == policy]
-    return source.where(next(iter([*of_policy, *found]), ()))
+    return source.where(next(iter([*of_policy, *positions]), ()))

@@ -73,7 +73,7 @@ class ThresholdFile(Strict):
     max: float = ABSENT
     """The largest value that passes."""
     vs: Literal["baseline"] = ABSENT
-    """What `max_regression` is relative to."""
+    """The reference of `max_regression`."""
     max_regression: Fraction = ABSENT
     """Allowed regression relative to the baseline, such as 5% or 0.05."""
     severity: Literal["error", "warning"] = "error"
