@@ -24,7 +24,7 @@ _NO_ORDER = (
     "DeepSpeed had no valid record of the order of modules, as in the first two steps and where steps call different ones, and "
     "fetched them one by one"
 )
-_OTHER_SIZES = "under padding: longest steps differ in size, and the first is predicted"
+_OTHER_SIZES = "under padding: longest steps and ranks differ in size, and the prediction need not be for the size of this peak"
 _SMALL_TENSORS_BYTES = 16 * 2**10  # losses, norms and step counts of a step take less
 
 _NAMED_SHARE = 0.05  # of a step, from which on a residual names a part of it
@@ -76,10 +76,11 @@ def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchReco
             quantity=PEAK_MEMORY, predicted=predicted, measured=measured, verdict="incomparable", residual=other
         )
     is_close = abs(predicted - measured) <= MEMORY_TOLERANCE * measured
-    sizes_vary = record["cell"].get("padding", "full") != "full"
-    residual = _memory_residual(
-        prediction, measured, source=record["memory"]["source"], is_close=is_close, sizes_vary=sizes_vary
-    )
+    source = record["memory"]["source"]
+    # Tensors are counted in the step that is predicted, an allocator's peak is that of all measured steps.
+    has_size = source == "tensor_storage" and prediction.get("has_size_of_step", False)
+    is_other_size = record["cell"].get("padding", "full") != "full" and not has_size
+    residual = _memory_residual(prediction, measured, source=source, is_close=is_close, is_other_size=is_other_size)
     if not is_close and _lacks_order(prediction, record):
         residual += f"; {_NO_ORDER}"
     reserved = record["memory"]["worst"]["reserved_peak_bytes"]
@@ -90,18 +91,18 @@ def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchReco
         quantity=PEAK_MEMORY,
         predicted=predicted,
         measured=measured,
-        verdict="confirmed" if is_close else "incomparable" if sizes_vary else "refuted",
+        verdict="confirmed" if is_close else "incomparable" if is_other_size else "refuted",
         residual=residual,
     )
 
 
-def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, is_close: bool, sizes_vary: bool) -> str:
+def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, is_close: bool, is_other_size: bool) -> str:
     difference = measured - prediction["peak_bytes"]
     direction = "more" if difference >= 0 else "less"
     amount = f"{quantity(abs(difference), 'bytes')} {direction}"
     if not is_close:
         largest = max(prediction["components"], key=lambda name: prediction["components"][name])
-        reason = _OTHER_SIZES if sizes_vary else "no formula has it"
+        reason = _OTHER_SIZES if is_other_size else "no formula has it"
         return f"{amount} than predicted for {prediction['moment']}, when most is {largest}; {reason}"
     if source == "torch.cuda":
         return f"{amount}: the allocator's rounding, and workspaces of libraries"

@@ -1,8 +1,8 @@
 """Predictions of cells in the user's cache, so that a cell is traced once. Reading them imports no torch.
 
-`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`, under ZeRO-3 and with a backbone that begins
-frozen with the step before the device. The fingerprint is of everything but the cell that a trace depends on: the sources of
-benchbox and of the policy, the metadata of the datasets, the tokenizer, and the libraries.
+`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`, under ZeRO-3, with a backbone that begins frozen
+and under `padding: longest` with the step before the device. The fingerprint is of everything but the cell that a trace depends
+on: the sources of benchbox and of the policy, the metadata of the datasets, the tokenizer, and the libraries.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class PredictionCache:
         self._names.setdefault(folder, set()).add(name)
 
     def _name(self, cell: Cell) -> str:
-        matters = cell.backend == "zero3" or cell.optim.freeze_backbone_steps > 0
+        matters = cell.backend == "zero3" or cell.optim.freeze_backbone_steps > 0 or cell.padding != "full"
         step = f".step{self.step}" if matters and self.step is not None else ""
         return f"{cell.cell_id}{step}.{self.device}.json"
 

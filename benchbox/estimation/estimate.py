@@ -59,9 +59,7 @@ _MOST_SAMPLES = 8  # of the global batch that are read to see which optional par
 # Parameters times samples. Up to here a step on real tensors takes less time than one on fake tensors, where even the smallest
 # operation is slow: 0.2 s and 0.9 s for a tiny policy, 1.2 s and 1.9 s for 33 M parameters and two samples.
 MAX_REAL_WORK = 2**26
-_TRIMMED = (
-    "with all cameras and the longest texts of the first step: a batch with a longer text or more cameras needs more memory"
-)
+_TRIMMED = "with all cameras and the longest texts of {step}: a batch with a longer text or more cameras needs more memory"
 _WHOLE = (
     "with full padding, than which no batch needs more memory: a step has more samples than are read to see how long their "
     f"texts are, which are {MAX_SAMPLES_READ}"
@@ -87,15 +85,15 @@ class Estimator:
 
     def __init__(self, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> None:
         self._policy_dirs, self._device = policy_dirs, device
-        self._traces: dict[tuple[Cell, tuple[Parts, ...] | None, int], _Trace] = {}
+        self._traces: dict[tuple[Cell, tuple[Parts, ...] | None, int, int | None], _Trace] = {}
 
     def estimate(self, cell: Cell, step: int | None = None) -> Estimate:
         """Return the prediction for a cell.
 
         Args:
             step: the number of the step that is predicted, from 0 on. It matters under ZeRO-3, where the parameters that a step
-                fetches depend on the modules that the steps before it used, and while a backbone is frozen. None: one after
-                others like it.
+                fetches depend on the modules that the steps before it used, while a backbone is frozen, and under `padding:
+                longest`, where steps differ in size. None: one after others like it, of the size of the first.
 
         Raises:
             ConfigurationError: there is no such policy, size or recipe, or its data cannot be brought into its form.
@@ -120,12 +118,12 @@ class Estimator:
             cell, backend="zero3" if cell.backend == "zero3" else "", shard_size=None, accumulation=1, seed=0,
             recipe=f"{recipe.storage} {recipe.compute}", world_size=min(cell.world_size, _MOST_SAMPLES),
         )  # fmt: skip
-        most_samples = _MOST_SAMPLES
-        if cell.padding != "full":  # then all samples of the first step decide how large the traced batch is
-            traced, most_samples = replace(traced, seed=cell.seed), MAX_SAMPLES_READ + 1
-        key = traced, self._varying_parts(cell, step), min(cell.samples_per_step, most_samples)
+        most_samples, sized_step = _MOST_SAMPLES, None
+        if cell.padding != "full":  # then all samples of the step decide how large the traced batch is
+            traced, most_samples, sized_step = replace(traced, seed=cell.seed), MAX_SAMPLES_READ + 1, step or 0
+        key = traced, self._varying_parts(cell, step), min(cell.samples_per_step, most_samples), sized_step
         if key not in self._traces:
-            self._traces[key] = _trace_cell(cell, self._policy_dirs, key[1])
+            self._traces[key] = _trace_cell(cell, self._policy_dirs, key[1], step or 0)
         structure, timeline, notes = self._traces[key]
         return structure, timeline, (*notes, *([_CPU_KERNELS] if self._device == "cuda" else []))
 
@@ -174,7 +172,7 @@ def _construct(cell: Cell, policy_dirs: Sequence[Path]) -> Policy:
     return construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
 
 
-def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...] | None) -> _Trace:
+def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...] | None, step: int) -> _Trace:
     """Return the trace of a step: of the last micro-step of those with these parts, or one like all before it."""
     recipe = recipe_by_name(cell.recipe)
     policy = _construct(cell, policy_dirs)
@@ -189,10 +187,12 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
         policy.load_statistics(list(statistics))
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
     trimmable = trimmable_parts(cell, spec)
-    extent = read_extent(cell, samples, trimmable) if trimmable else None
+    is_own_data = not notes
+    of_step = read_extent(cell, samples, trimmable, step) if trimmable else None
     if trimmable:
-        notes = (*notes, _WHOLE if extent is None else _TRIMMED)
-    batch, batch_bytes = _read_batch(cell, samples, extent)
+        note = _WHOLE if of_step is None else _TRIMMED.format(step=f"step {step}" if step else "the first step")
+        notes = (*notes, note)
+    batch, batch_bytes = _read_batch(cell, samples, None if of_step is None else of_step.extent)
     share = smallest_share(policy, batch, parts[-1] if parts else None)
     policy.to(DTYPES[recipe.storage])
     mode: FakeTensorMode | nullcontext[None] = nullcontext()
@@ -221,7 +221,8 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...
         reason = shorten(str(error), 200, placeholder=" ...")
         message = f"the step of {cell.policy} cannot be traced: {type(error).__name__}: {reason}"
         raise UnsupportedError(message) from error
-    return structure, replace(timeline, smallest_share=share), notes
+    has_size_of_step = not trimmable or (of_step is not None and of_step.is_reached and is_own_data)
+    return structure, replace(timeline, smallest_share=share, has_size_of_step=has_size_of_step), notes
 
 
 def _with_earlier(timeline: Timeline, parts: tuple[Parts, ...], trace: Callable[[Parts], Timeline]) -> Timeline:

@@ -42,6 +42,7 @@ class CellPrediction(TypedDict):
     # absent in older files
     collectives_by_ranks: NotRequired[dict[str, dict[str, TrafficPrediction]]]
     smallest_step_flops: NotRequired[int | None]
+    has_size_of_step: NotRequired[bool]
 
 
 class _PredictionsFile(TypedDict):

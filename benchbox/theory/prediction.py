@@ -29,6 +29,7 @@ class Estimate:
     `collectives_by_ranks` are the same collectives by the number of ranks among which they run, as text: a hybrid backend
     gathers among those that share a copy of the parameters. `smallest_step_flops` are those of a step whose samples lack every
     optional part, recomputed ones included: no step takes less, unless padding is left out. None where they are not known.
+    `has_size_of_step` is False where padding is left out and no rank of the predicted step has a micro-batch as large.
     """
 
     peak_bytes: int
@@ -45,6 +46,7 @@ class Estimate:
     notes: list[str] = field(default_factory=list)
     collectives_by_ranks: dict[str, Traffic] = field(default_factory=dict)
     smallest_step_flops: int | None = None
+    has_size_of_step: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -96,6 +98,7 @@ def predict(structure: Structure, timeline: Timeline, setup: CellSetup, notes: t
         notes=list(notes),
         collectives_by_ranks={str(ranks): traffic for ranks, traffic in tally.traffic_by_ranks.items()},
         smallest_step_flops=None if share is None else int(flops * share) * setup.accumulation,
+        has_size_of_step=timeline.has_size_of_step,
     )
 
 

@@ -59,12 +59,14 @@ class Timeline:
     For ZeRO-3, `external` has the numbers of the parameters that a module reads from modules that are not called within it, and
     `earlier` the uses of modules in the micro-steps before this one, from the first of the training on; None if those are not
     known, and taken to be as in this one. `smallest_share` is that of a micro-batch without any optional part in the FLOPs.
+    `has_size_of_step` is whether a rank of the step that is predicted has a micro-batch as large as this one.
     """
 
     events: tuple[Event, ...]
     model_flops: int = 0
     recomputed_flops: int = 0
     smallest_share: float | None = 1.0  # None: not known
+    has_size_of_step: bool = True
     collectives: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of the policy itself: count, bytes
     logits_bytes: int = 0  # the largest result of a matrix product that forward keeps
     external: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

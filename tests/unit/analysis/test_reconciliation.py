@@ -63,14 +63,25 @@ def test_memory_beyond_5_percent_is_refuted_and_says_when_and_by_how_much(record
     assert "more than predicted for backward, when most is activations" in memory.residual
 
 
-def test_memory_of_steps_that_differ_in_size_is_confirmed_or_incomparable(record):
-    """The step whose memory is measured may have longer texts than the first, which is predicted, or shorter ones."""
-    varying = record | {"cell": record["cell"] | {"padding": "longest"}}
-    peak = record["memory"]["worst"]["allocated_peak_bytes"]
-    assert reconciled(varying, peak_bytes=round(peak * 0.951))[0].verdict == "confirmed"
-    memory = reconciled(varying, peak_bytes=round(peak * 0.949))[0]
-    assert memory.verdict == "incomparable"
-    assert memory.residual.endswith("under padding: longest steps differ in size, and the first is predicted")
+@pytest.mark.parametrize(
+    ("source", "has_size", "verdict"),
+    [
+        ("tensor_storage", True, "refuted"),
+        ("tensor_storage", False, "incomparable"),
+        ("tensor_storage", None, "incomparable"),
+        ("torch.cuda", True, "incomparable"),
+    ],
+)
+def test_memory_is_refuted_only_by_a_step_of_the_size_that_is_predicted(record, source, has_size, verdict):
+    """Under `padding: longest`. An allocator's peak is that of all measured steps, and older predictions are for the first."""
+    memory = record["memory"] | {"source": source}
+    varying = record | {"cell": record["cell"] | {"padding": "longest"}, "memory": memory}
+    size = {} if has_size is None else {"has_size_of_step": has_size}
+    peak = memory["worst"]["allocated_peak_bytes"]
+    assert reconciled(varying, peak_bytes=round(peak * 0.951), **size)[0].verdict == "confirmed"
+    beyond = reconciled(varying, peak_bytes=round(peak * 0.949), **size)[0]
+    assert beyond.verdict == verdict
+    assert beyond.residual.endswith("the size of this peak" if verdict == "incomparable" else "no formula has it")
 
 
 def test_only_a_small_difference_is_called_small_tensors(record):

@@ -62,10 +62,11 @@ def test_a_prediction_is_that_of_its_cell_device_and_under_zero3_its_step(folder
     assert PredictionCache((), 3).read(VALUE) is None, "the file is of another cell with the same id"
 
 
-def test_a_prediction_with_a_backbone_that_begins_frozen_is_that_of_its_step():
+def test_a_prediction_with_a_backbone_that_begins_frozen_or_without_padding_is_that_of_its_step():
     frozen = replace(VALUE, optim=replace(VALUE.optim, freeze_backbone_steps=4))
-    PredictionCache((), 5).write(frozen, ESTIMATE)
-    assert [PredictionCache((), step).read(frozen) for step in (5, 3)] == [ESTIMATE, None]
+    for cell in (frozen, replace(VALUE, padding="longest")):
+        PredictionCache((), 5).write(cell, ESTIMATE)
+        assert [PredictionCache((), step).read(cell) for step in (5, 3)] == [ESTIMATE, None]
 
 
 def test_a_tokenizer_with_a_link_to_a_file_that_is_gone_has_predictions_too(tmp_path):

@@ -82,6 +82,8 @@ def test_a_dataset_that_is_elsewhere_is_estimated_on_generated_samples_and_said_
     cell = tiny_cell(data=DataSpec(kind="lerobot", path="/nowhere/to/be/found", workers=0))
     (note,) = estimator.estimate(cell).notes
     assert note.startswith("with generated samples")
+    longest = estimator.estimate(replace(cell, padding="longest"))
+    assert not longest.has_size_of_step, "the samples that are measured have other sizes"
 
 
 def test_there_is_no_prediction_for_a_backend_without_a_formula(estimator):
@@ -223,12 +225,12 @@ def unequal_cell(tmp_path, **changes):
     return tiny_cell(policy="pi0", cams=3, data=data, padding="longest", **({"order": "sequential"} | changes))
 
 
-def micro_batch_sizes(cell):
-    """Return the cameras and prompt tokens of the micro-batches of the first step, by rank."""
+def micro_batch_sizes(cell, step=0):
+    """Return the cameras and prompt tokens of the micro-batches of a step, by rank."""
     sizes = []
     for rank in range(cell.world_size):
         with closing(open_cell_data(cell, policy_of(cell), rank)) as stream:
-            batches = list(islice(stream, cell.accumulation))
+            batches = list(islice(stream, step * cell.accumulation, (step + 1) * cell.accumulation))
         sizes.append([(batch["images"].shape[2], batch["prompt_mask"].shape[1]) for batch in batches])
     return sizes
 
@@ -241,23 +243,37 @@ def test_a_trimmed_batch_is_as_large_as_that_of_the_rank_or_micro_step_with_the_
     assert first < second
     policy = policy_of(cell)
     samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
-    extent = read_extent(cell, samples, policy.batch_spec().trimmable)
+    extent = read_extent(cell, samples, policy.batch_spec().trimmable).extent
     batch, _ = _read_batch(cell, samples, extent)
     assert (batch["images"].shape[2], batch["prompt_mask"].shape[1]) == second
     alone = replace(cell, world_size=1, accumulation=1, backend="single")
     assert Estimator().estimate(cell).model_flops > 1.5 * Estimator().estimate(alone).model_flops
 
 
+@pytest.mark.parametrize("step", [0, 2])
 @pytest.mark.parametrize("order", ["frame_shuffle", "episode_shuffle"])
-def test_no_micro_batch_of_the_first_step_is_larger_than_the_extent(tmp_path, order):
+def test_no_micro_batch_of_a_step_is_larger_than_its_extent(tmp_path, order, step):
     cell = unequal_cell(tmp_path, batch=2, world_size=3, accumulation=2, order=order, seed=3)
     cell = replace(cell, data=replace(cell.data, block=2, buffer=12))
     policy = policy_of(cell)
     samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
-    extent = read_extent(cell, samples, policy.batch_spec().trimmable)
-    sizes = [size for rank in micro_batch_sizes(cell) for size in rank]
+    of_step = read_extent(cell, samples, policy.batch_spec().trimmable, step)
+    ranks = micro_batch_sizes(cell, step)
+    sizes = [size for rank in ranks for size in rank]
     assert len(set(sizes)) > 1
-    assert (len(extent.cameras), extent.lengths["prompt"]) == tuple(map(max, zip(*sizes, strict=True)))
+    largest = (len(of_step.extent.cameras), of_step.extent.lengths["prompt"])
+    assert largest == tuple(map(max, zip(*sizes, strict=True)))
+
+
+def test_a_step_whose_last_micro_batches_are_smaller_has_not_the_size_that_is_predicted(tmp_path):
+    """The gradients of earlier micro-batches are kept beside the last one."""
+    cell = unequal_cell(tmp_path, batch=1, world_size=1, accumulation=2, backend="single", order="frame_shuffle")
+    policy = policy_of(cell)
+    samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
+    reached = [read_extent(cell, samples, policy.batch_spec().trimmable, step).is_reached for step in range(8)]
+    sizes = [micro_batch_sizes(cell, step)[0] for step in range(8)]
+    assert reached == [last == max(first, last) for first, last in sizes]
+    assert set(reached) == {True, False}
 
 
 def test_a_step_of_more_samples_than_are_read_is_estimated_with_full_padding_and_said_so(tmp_path, monkeypatch):

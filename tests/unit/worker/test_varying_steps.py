@@ -12,6 +12,7 @@ import pytest
 
 from benchbox.analysis.invariants import FLOPS_TOLERANCE
 from benchbox.errors import MismatchError
+from benchbox.estimation import Estimator
 from benchbox.measure.flops import DEVICE_PEAKS
 from benchbox.measure.phases import ProgressTracker
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
@@ -118,6 +119,16 @@ def sizes_of_measured_steps(cell: Cell) -> dict[str, list[int]]:
         "cameras": [batch["images"].shape[2] for batch in batches],
         "prompt": [batch["prompt_mask"].shape[1] for batch in batches],
     }
+
+
+def test_memory_is_predicted_for_the_sizes_of_the_step_in_which_it_is_measured(robots: DataSpec, tmp_path: Path) -> None:
+    """With this seed the first step has fewer cameras."""
+    cell = cell_of(robots, accumulation=1, batch=8)
+    peak = measured(cell, tmp_path)["memory"]["allocated_peak_bytes"]
+    first, probed = (Estimator().estimate(cell, step) for step in (0, MEASURE.probed_step))
+    assert first.peak_bytes < 0.8 * peak
+    assert probed.peak_bytes == pytest.approx(peak, rel=0.001)
+    assert probed.has_size_of_step
 
 
 @pytest.mark.parametrize("padding", ["full", "longest"])
