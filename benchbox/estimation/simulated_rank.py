@@ -29,6 +29,7 @@ from benchbox.optim import freeze
 from benchbox.registry.backends import backend_info
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.session.build import build_cell_policy, build_session, open_cell_data, prepare_session
+from benchbox.session.host_memory import check_host_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +90,7 @@ def simulate_rank(cell: Cell, policy_dirs: Sequence[Path]) -> dict[str, Any]:
             stack.enter_context(counting)
             session = prepare_session(cell, policy, backend_info(cell.backend).load()())
         else:
+            check_host_memory(cell, policy, ranks=1)
             session = build_session(cell, policy, stream.statistics)
             stack.enter_context(counting)
         if cell.backend == "ddp":

@@ -1,4 +1,4 @@
-"""CPU quotas of Linux's control groups, versions 1 and 2: cores that may be used, and time in which a quota was used up."""
+"""Limits of Linux's control groups, versions 1 and 2: usable cores and memory, and time in which a quota was used up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,14 @@ def usable_cores() -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *map(math.floor, _quotas())]))
+
+
+def usable_memory_bytes() -> int:
+    """Return the memory that this process may use, in a container or a job of Slurm less than the machine has."""
+    limits = [_read(folder / "memory.max") for folder in _folders()]
+    limits.append(_read(_ROOT / "memory" / "memory.limit_in_bytes"))
+    total: int = psutil.virtual_memory().total
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def quota_throttled_s() -> float | None:

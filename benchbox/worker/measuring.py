@@ -24,6 +24,7 @@ from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
 from benchbox.session.construction import construction_of
+from benchbox.session.host_memory import check_host_memory
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.worker.expected import check_backend, check_compilation, check_micro_batches, check_step
@@ -57,7 +58,8 @@ def measure(job: MeasureJob, out: Path, rank: int, tracker: ProgressTracker, eve
     Raises:
         MismatchError: what runs is not what was requested.
         NonFiniteError: a loss or gradient norm is not finite, and the step was not skipped.
-        UnsupportedError: a memory limit on a device without counters, where compiled code allocates unseen.
+        UnsupportedError: the machine has too little memory, or a memory limit is on a device without counters, where compiled
+            code allocates unseen.
     """
     variables = dict(os.environ)  # those of the user and the launcher, before libraries add theirs
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
@@ -66,6 +68,7 @@ def measure(job: MeasureJob, out: Path, rank: int, tracker: ProgressTracker, eve
     enable_recording()
     policy_dirs = [Path(directory) for directory in job["policy_dirs"]]
     policy = build_cell_policy(cell, policy_dirs)
+    check_host_memory(cell, policy)
     meta_policy, units, construction = copy_meta_policy(cell, policy), policy.layer_units(), construction_of(policy)
     with closing(open_cell_data(cell, policy, rank)) as stream:
         reporter.enter_stage("prepare")

@@ -24,6 +24,7 @@ from benchbox.optim.passes import pass_listeners
 from benchbox.registry.recipes import TORCH_ADAMW, recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.session.host_memory import check_host_memory
 from benchbox.spec.cell import Cell
 from benchbox.store.files import write_json
 from benchbox.worker.expected import check_backend, check_compilation, check_step
@@ -63,6 +64,7 @@ def profile(job: ProfileJob, out: Path, rank: int, tracker: ProgressTracker, eve
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
+    check_host_memory(cell, policy)
     roles, units = policy.parameter_roles(), policy.layer_units()
     compilation = CompilationWatch(tracker, cell.compile)
     with closing(open_cell_data(cell, policy, rank)) as stream:

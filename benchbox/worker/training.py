@@ -17,6 +17,7 @@ from benchbox.registry.phases import CHECKPOINT
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
+from benchbox.session.host_memory import check_host_memory
 from benchbox.spec.train import TrainConfig
 from benchbox.store.checkpoints import MANIFEST, checkpoint_steps, describe_resume
 from benchbox.store.files import write_json
@@ -55,6 +56,7 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
+    check_host_memory(cell, policy)
     meta_policy = copy_meta_policy(cell, policy)
     checkpoint = _awaited(folder / "checkpoints" / job["checkpoint"]) if job["checkpoint"] else None
     start = checkpoint_steps(checkpoint) if checkpoint else 0

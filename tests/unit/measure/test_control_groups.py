@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.measure import control_groups
-from benchbox.measure.control_groups import quota_throttled_s, usable_cores
+from benchbox.measure.control_groups import quota_throttled_s, usable_cores, usable_memory_bytes
 from benchbox.measure.environment import environment
 
 if TYPE_CHECKING:
@@ -50,6 +51,23 @@ def test_a_quota_of_version_1_is_found_where_the_path_of_the_group_is_that_of_th
         groups, {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/docker/5c3b\n3:cpuset:/\n"
     )
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "usable"),
+    [
+        ({}, 2**34),
+        ({"memory.max": "max", "job/memory.max": f"{2**33}", "job/step/memory.max": "max"}, 2**33),
+        ({"memory.max": f"{2**40}"}, 2**34),
+        ({"memory/memory.limit_in_bytes": f"{2**32}"}, 2**32),
+    ],
+)
+def test_the_smallest_limit_of_memory_holds(
+    groups: Path, files: dict[str, str], usable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_groups.psutil, "virtual_memory", lambda: SimpleNamespace(total=2**34))
+    write(groups, files, "0::/job/step\n")
+    assert usable_memory_bytes() == usable
 
 
 def test_the_smallest_quota_of_the_groups_around_a_process_holds(groups: Path) -> None:

@@ -13,7 +13,7 @@ from benchbox.backends.base import Backend
 from benchbox.backends.replicated import _Replicated
 from benchbox.errors import MismatchError, UnsupportedError
 from benchbox.measure.phases import ProgressTracker
-from benchbox.session import build_session
+from benchbox.session import build_session, host_memory
 from benchbox.session.build import build_cell_policy
 from benchbox.spec.cell import MeasureSpec
 from benchbox.store.events import EventWriter
@@ -21,6 +21,7 @@ from benchbox.worker import measuring, profiling, training
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -34,13 +35,17 @@ def build_alone(cell: Cell, *arguments: Any) -> Any:
     return build_session(replace(cell, backend="single", world_size=1, compile="off"), *arguments)
 
 
+def train(cell: Cell, folder: Path) -> None:
+    config = {"name": "t", "cell": cell.to_dict(), "steps": 1, "log_every": 1, "hang_after_s": 60.0}
+    job: Any = {"train": config, "folder": str(folder / "out"), "checkpoint": None, "policy_dirs": []}
+    signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
+    training.train(job, 0, ProgressTracker(), EventWriter(folder / "events", 0), signals)
+
+
 def test_a_training_that_runs_on_another_backend_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "build_session", build_alone)
-    config = {"name": "t", "cell": DDP.to_dict(), "steps": 1, "log_every": 1, "hang_after_s": 60.0}
-    job: Any = {"train": config, "folder": str(tmp_path / "out"), "checkpoint": None, "policy_dirs": []}
-    signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
     with pytest.raises(MismatchError, match="requested backend ddp, observed single"):
-        training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)
+        train(DDP, tmp_path)
 
 
 def test_a_training_on_a_backend_that_cannot_be_saved_says_so_before_its_first_step(
@@ -104,3 +109,18 @@ def test_a_memory_limit_on_compiled_code_is_refused_where_only_operations_are_co
     monkeypatch.setattr(measuring, "build_session", build_alone)
     with pytest.raises(UnsupportedError, match="a memory limit on a cpu counts tensors of operations: write compile: off"):
         measure_compiled(tmp_path, memory_limit=2**30)
+
+
+def measure(cell: Cell, folder: Path) -> None:
+    job: Any = {"cell": cell.to_dict(), "measure": asdict(MeasureSpec()), "policy_dirs": [], "launch": 1}
+    measuring.measure(job, folder, 0, ProgressTracker(), EventWriter(folder / "events", 0))
+
+
+@pytest.mark.parametrize("run", [measure, train, profile])
+def test_weights_that_the_machine_has_no_memory_for_are_refused_before_there_are_any(
+    run: Callable[[Cell, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "usable_memory_bytes", lambda: 2**10)
+    with pytest.raises(UnsupportedError, match="choose another size or machine"):
+        run(ALONE, tmp_path)
+    assert "prepare" not in (tmp_path / "events").read_text()
