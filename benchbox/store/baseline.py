@@ -10,7 +10,7 @@ from benchbox.errors import RecordError
 from benchbox.registry.launch_environment import LaunchEnvironment  # noqa: TC001 (types are read at run time)
 from benchbox.store.files import read_json, write_json
 from benchbox.store.json_types import type_problem
-from benchbox.store.record import SCHEMA_VERSION, check_version
+from benchbox.store.record import SCHEMA_VERSION, check_keys, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,6 +114,7 @@ def read_baseline(path: Path) -> Baseline:
     """
     values = read_json(path, "`benchbox baseline promote` writes a baseline")
     check_version(values, str(path))
+    check_keys(values, ("schema_version", *Baseline.__slots__), str(path))
     del values["schema_version"]
     problem = type_problem(values, _BaselineFile) or _launch_problem(values.get("cells", {}))
     if problem:

@@ -18,7 +18,7 @@ from benchbox import __version__
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json
 from benchbox.store.json_types import type_problem
-from benchbox.store.record import SCHEMA_VERSION, check_version
+from benchbox.store.record import SCHEMA_VERSION, check_keys, check_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,6 +154,7 @@ def _read_baseline(path: Path, values: dict[str, Any]) -> Benchmarks:
         raise RecordError(f"{path}: not a baseline of benchmarks ({problem})")
     ratios = []
     for entry in values["ratios"]:
+        check_keys(entry, MeasuredRatio.__slots__, str(path))
         for value in entry["values"] or [math.nan]:
             _check(path, entry["test"], entry["name"], value, entry["better"])
         ratios.append(MeasuredRatio(**entry | {"values": tuple(entry["values"]), "rounds": tuple(entry["rounds"])}))

@@ -8,12 +8,12 @@ from benchbox import __version__
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json
 from benchbox.store.json_types import type_problem
+from benchbox.store.record import SCHEMA_VERSION, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-SCHEMA_VERSION = 1
 FILE = "predictions.json"
 
 
@@ -92,9 +92,7 @@ def _read(folder: Path) -> _PredictionsFile | None:
     if not path.is_file():
         return None
     values: Any = read_json(path)
-    version = values.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise RecordError(f"{path}: written by a newer benchbox (schema {version}); update benchbox")
+    check_version(values, str(path))
     if problem := type_problem(values, _PredictionsFile):
         raise RecordError(f"{path}: not what benchbox writes ({problem}); `benchbox estimate {folder}` writes it anew")
     checked: _PredictionsFile = values

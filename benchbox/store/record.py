@@ -11,7 +11,7 @@ from benchbox.registry.statuses import STATUSES
 from benchbox.store.json_types import type_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from benchbox.registry.launch_record import CellDict
 
@@ -49,6 +49,17 @@ def check_version(value: Mapping[str, Any], where: str) -> None:
         raise RecordError(f"{where}: no schema_version, so not written by benchbox")
     if version > SCHEMA_VERSION:
         raise RecordError(f"{where}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
+
+
+def check_keys(value: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raise RecordError if an object of a file has another key: this version may misread what a newer benchbox wrote.
+
+    Raises:
+        RecordError: the message names the key.
+    """
+    if unknown := sorted(value.keys() - set(known)):
+        message = f"has the key {unknown[0]!r}, which this benchbox does not know"
+        raise RecordError(f"{where}: {message}: written by a newer benchbox; upgrade this one")
 
 
 def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it and run again") -> None:

@@ -26,7 +26,7 @@ from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
 from benchbox.store.packed import packed_keys, read_packed, write_packed
 from benchbox.store.predictions import FILE as PREDICTIONS
-from benchbox.store.record import SCHEMA_VERSION, check_record, check_version, share_equal_values
+from benchbox.store.record import SCHEMA_VERSION, check_keys, check_record, check_version, share_equal_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -190,6 +190,7 @@ class RunStore:
             raise RecordError(f"{self.path}: not a run directory (it has no run.json); `benchbox run MATRIX` makes one")
         values = read_json(path)
         check_version(values, str(path))
+        check_keys(values, ("schema_version", *Run.__slots__), str(path))
         del values["schema_version"]
         if problem := type_problem(values, _RunFile):
             raise RecordError(f"{path}: not what benchbox writes ({problem})")

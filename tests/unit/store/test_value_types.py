@@ -9,6 +9,7 @@ import pytest
 
 from benchbox.errors import EXIT_USAGE, RecordError
 from benchbox.store.baseline import read_baseline
+from benchbox.store.benchmarks import BASELINE_KIND, read_benchmarks
 from benchbox.store.json_types import type_problem
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, example_record, example_run
@@ -112,6 +113,28 @@ def test_a_baseline_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path
     with pytest.raises(RecordError) as raised:
         read_baseline(file)
     assert str(raised.value) == f"{file}: not a baseline ({problem})"
+
+
+def benchmarks_with(ratio: dict[str, Any]) -> dict[str, Any]:
+    ratio = {"test": "t.py::a", "name": "r", "better": "lower", "values": [1.0], "goal": None, "rounds": []} | ratio
+    return {"kind": BASELINE_KIND, "machine": "m", "commit": None, "started_at": ["t"], "ratios": [ratio]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read"),
+    [
+        ("run.json", {"cells": [], "added_later": 1}, lambda file: RunStore(file.parent).run()),
+        ("baseline.json", {"cells": {}, "added_later": 1}, read_baseline),
+        ("perf.json", benchmarks_with({"added_later": 1}), read_benchmarks),
+    ],
+)
+def test_a_key_that_this_version_does_not_know_is_of_a_newer_one(tmp_path, name, content, read):
+    file = tmp_path / name
+    file.write_text(json.dumps({"schema_version": 1} | content))
+    with pytest.raises(RecordError) as raised:
+        read(file)
+    message = "has the key 'added_later', which this benchbox does not know: written by a newer benchbox; upgrade this one"
+    assert str(raised.value) == f"{file}: {message}"
 
 
 @pytest.mark.parametrize(("value", "declared"), [(1, float), ((1, 2), list[int]), ({"a": None}, dict[str, int | None])])
