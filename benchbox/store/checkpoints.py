@@ -28,6 +28,7 @@ SCHEMA_VERSION = 2
 LATEST = "latest"
 MANIFEST = "checkpoint.json"
 TENSORS, TRAINER = "tensors", "trainer.json"  # what only `benchbox.trainer` writes
+REMEDY = "restore it from a copy, or take another checkpoint"  # for a file of a checkpoint that cannot be read
 _PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
 _CHUNK_BYTES = 1 << 24
 # Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, whether
@@ -72,7 +73,7 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest:
         DataError: another version of benchbox wrote a format that this one does not read.
     """
     path = checkpoint / MANIFEST
-    values = read_json(path)
+    values = read_json(path, REMEDY)
     if (version := values.get("schema_version")) != SCHEMA_VERSION:
         raise DataError(
             f"{checkpoint}: a checkpoint of format {version}, and this benchbox reads {SCHEMA_VERSION}; start the training "

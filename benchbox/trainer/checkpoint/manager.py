@@ -17,6 +17,7 @@ from benchbox.dcp.files import TensorFolder
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.registry.phases import CHECKPOINT_LIMIT_S
 from benchbox.store.checkpoints import (
+    REMEDY,
     TENSORS,
     TRAINER,
     CheckpointManifest,
@@ -199,7 +200,7 @@ class CheckpointManager:
         if (damage := damage_of(checkpoint, contents=False)) is not None:
             raise DataError(f"{checkpoint}: damaged checkpoint ({damage}); remove it to resume from the previous one")
         with_frozen = not read_manifest(checkpoint).trainable_only
-        backend, folder, trainer = session.backend, TensorFolder(checkpoint / TENSORS), read_json(checkpoint / TRAINER)
+        backend, folder, trainer = session.backend, TensorFolder(checkpoint / TENSORS), read_json(checkpoint / TRAINER, REMEDY)
         entries = trainer["parameters"]
         with torch.no_grad():
             backend.create_optimizer_state(

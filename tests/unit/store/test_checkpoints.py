@@ -52,6 +52,13 @@ def test_a_checkpoint_without_a_valid_manifest_is_named(old: Path) -> None:
         configuration_changes(old, CELL)
 
 
+def test_what_is_wrong_with_a_manifest_is_not_answered_by_deleting_it(old: Path) -> None:
+    """A folder without a manifest is no checkpoint any more, and the next command would not say that it had been one."""
+    (old / "checkpoint.json").write_text("{")
+    with pytest.raises(RecordError, match=r"checkpoint\.json: not whole JSON .*; restore it from a copy, or take another"):
+        configuration_changes(old, CELL)
+
+
 def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(old: Path) -> None:
     write_json(old / "checkpoint.json", {"schema_version": 1, "steps": 3})
     with pytest.raises(DataError, match="a checkpoint of format 1, and this benchbox reads 2; start the training anew"):

@@ -11,7 +11,7 @@ from benchbox.audit.subjects.checkpoint.optimizers import ParameterState, optimi
 from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint, StoredArray, StoredSteppedTensor
 from benchbox.errors import DataError
 from benchbox.registry.recipes import recipes
-from benchbox.store.checkpoints import TENSORS, TRAINER, damage_of, find_checkpoint, read_manifest
+from benchbox.store.checkpoints import REMEDY, TENSORS, TRAINER, damage_of, find_checkpoint, read_manifest
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_trained(folder: Path) -> list[RankCheckpoint]:
 
     if (damage := damage_of(folder)) is not None:
         raise DataError(f"{folder}: damaged checkpoint ({damage})")
-    manifest, trainer = read_manifest(folder), read_json(folder / TRAINER)
+    manifest, trainer = read_manifest(folder), read_json(folder / TRAINER, REMEDY)
     tensors = TensorFolder(folder / TENSORS)
     arrays: dict[str, dict[str, StoredArray]] = {"weights": {}, "buffers": {}}  # by kind, and the name of the parameter
     for key in tensors.layout:
