@@ -119,6 +119,8 @@ def render_markdown(report: EvaluationReport) -> str:
 
 
 def _row(folder: Path, record: dict[str, Any]) -> EvaluationRow:
+    if error := record.get("error"):
+        raise RecordError(f"{folder / RECORD}: the evaluation did not end: {error['message']}; evaluate again")
     try:
         cell, rate, episodes = record["checkpoint"]["cell"], record["success_rate"], record["episodes"]
         solved_steps = [episode["steps"] for episode in episodes if episode["solved"]]

@@ -13,7 +13,7 @@ from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
 from benchbox.data.samples.digest import check_unchanged, digest_state_statistics
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import BenchboxError, ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
 from benchbox.session.construction import construct_policy
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from benchbox.simulation.rollout import EpisodeResult
 
 SCHEMA_VERSION = 1
-RECORD = "evaluation.json"
+RECORD, PAGES = "evaluation.json", ("evaluation.html", "evaluation.md")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -67,6 +67,9 @@ def evaluate(
     warn: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Run the episodes, and write `evaluation.json`, `videos/` and `stills/` into `out`; return the record.
+
+    An error in an episode ends the evaluation. The record then has the episodes that had ended before it, the error, and no
+    success rate: episodes that end early are those that are solved.
 
     Args:
         report: called with the result of every episode as it appears.
@@ -119,19 +122,30 @@ def evaluate(
             batch = cast("RespondingPolicy", policy).generate_response(batch, responses.end)
             return batch, responses.texts(batch)
 
-        results = run_episodes(
-            act,
-            inputs,
-            environments,
-            seeds=range(settings.seed, settings.seed + settings.episodes),
-            execute=execute,
-            max_steps=settings.max_steps,
-            filmed=settings.videos,
-            report=report,
-            respond=respond if responses.are_generated else None,
-        )
-    solved = sum(result.solved for result in results)
-    low, high = wilson_interval(solved, len(results))
+        finished: list[EpisodeResult] = []
+
+        def note(result: EpisodeResult) -> None:
+            finished.append(result)
+            report(result)
+
+        failure: BenchboxError | None = None
+        try:
+            run_episodes(
+                act,
+                inputs,
+                environments,
+                seeds=range(settings.seed, settings.seed + settings.episodes),
+                execute=execute,
+                max_steps=settings.max_steps,
+                filmed=settings.videos,
+                report=note,
+                respond=respond if responses.are_generated else None,
+            )
+        except BenchboxError as error:
+            if not finished:
+                raise
+            failure = error
+    results = sorted(finished, key=lambda result: result.seed)
     record = {
         "schema_version": SCHEMA_VERSION,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -148,14 +162,25 @@ def evaluate(
         "weights": "averages" if settings.averages else "trained",
         "dtype": settings.dtype,
         "device": "cpu",
-        "success_rate": {"solved": solved, "episodes": len(results), "rate": solved / len(results), "low": low, "high": high},
+        "success_rate": None if failure else _success_rate(results),
+        "error": None if failure is None else {"type": type(failure).__name__, "message": str(failure)},
         "episodes": [_episode(result, out, inputs.dataset.fps) for result in results],
         "versions": {name: _version(name) for name in ("metaworld", "mujoco", "gymnasium")},
         "environment": describe_machine(),
         "torch_threads": torch.get_num_threads(),
     }
     write_json(out / RECORD, record)
+    if failure is not None:
+        for page in PAGES:  # of an earlier evaluation
+            (out / page).unlink(missing_ok=True)
+        raise failure
     return record
+
+
+def _success_rate(results: Sequence[EpisodeResult]) -> dict[str, Any]:
+    solved = sum(result.solved for result in results)
+    low, high = wilson_interval(solved, len(results))
+    return {"solved": solved, "episodes": len(results), "rate": solved / len(results), "low": low, "high": high}
 
 
 def _episode(result: EpisodeResult, out: Path, fps: float) -> dict[str, Any]:

@@ -20,14 +20,15 @@ from benchbox.data.loading.loader import open_samples
 from benchbox.data.sample import sample_path
 from benchbox.data.samples.digest import digest_datasets
 from benchbox.data.text.prompt import EOS, ByteTokenizer
-from benchbox.errors import ConfigurationError, DataError
+from benchbox.errors import ConfigurationError, DataError, RecordError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
-from benchbox.report.evaluation import _row
+from benchbox.report.evaluation import _row, build_evaluation_report
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
 from benchbox.simulation import responses
 from benchbox.simulation.live import LiveInputs
+from benchbox.simulation.processes import SimulationError
 from benchbox.simulation.responses import Responses
 from benchbox.simulation.rollout import run_episodes
 from benchbox.spec.cell import Cell, DataSpec
@@ -92,6 +93,7 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     record = json.loads((tmp_path / "evaluation.json").read_text())
     assert [(episode["seed"], episode["solved"]) for episode in record["episodes"]] == [(n, n < 10) for n in range(12)]
     assert record["success_rate"]["solved"] == 10
+    assert record["error"] is None
     assert record["success_rate"]["low"] == pytest.approx(0.552, abs=1e-3)
     assert (record["checkpoint"]["steps"], record["execute"], record["horizon"]) == (7, 5, 10)
     assert record["task_in_dataset"] is False
@@ -103,6 +105,25 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert "55% to 95%" in page
     assert page.count("data:image/png;base64,") == 8
     assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
+
+
+def test_episodes_that_ended_before_an_error_are_recorded_with_it_and_without_a_rate(checkpoint: Path, tmp_path: Path) -> None:
+    """The page of an earlier evaluation does not stay beside the record."""
+    (tmp_path / "evaluation.html").touch()
+    failing = "tests.support.toy_environment:FailingEnvironment"
+    message = "episode of seed 2, after step 0: the environment failed: ValueError: no action like 4 numbers"
+    with pytest.raises(SimulationError, match=message):
+        run_eval(checkpoint, failing, tmp_path, "--episodes", "4", "--videos", "0", "--environments", "1")
+    record = read_json(tmp_path / "evaluation.json")
+    assert record["error"] == {"type": "SimulationError", "message": message}
+    assert record["success_rate"] is None
+    assert [(episode["seed"], episode["solved"], episode["steps"]) for episode in record["episodes"]] == [
+        (0, True, 3),
+        (1, True, 4),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.json"]
+    with pytest.raises(RecordError, match=f"evaluation.json: the evaluation did not end: {message}; evaluate again"):
+        build_evaluation_report([tmp_path])
 
 
 def save_untrained(name: str, root: Path, responses: str) -> Path:
