@@ -12,6 +12,7 @@ from benchbox.cli.auto_launches import plan_auto
 from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
 from benchbox.cli.earlier_plan import follow_earlier_plan
 from benchbox.cli.nodes import check_world_sizes
+from benchbox.cli.slurm import check_gpus
 from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
 from benchbox.errors import ConfigurationError
 from benchbox.launch.resume import PendingLaunches, pending_launches
@@ -121,8 +122,10 @@ def open_matrix_run(
     if resources is None:  # a job runs on other machines
         planned, selected = (skip_beyond_capacity(cells, nodes) for cells in (planned, selected))
     check_any_cell(path, selected)
-    world_sizes = (cell.world_size for cell in selected.cells)
+    world_sizes = {cell.world_size for cell in selected.cells}
     check_world_sizes(matrix.path, overrides, world_sizes, resources.nodes if resources else nodes)
+    if resources is not None:
+        check_gpus(resources, world_sizes)
     if will_launch:
         check_memory_limit(matrix, overrides)
     run, measure = (

@@ -2,12 +2,13 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchbox.analysis.quantities import counted
 from benchbox.cli.options import TrainingLauncherName
 from benchbox.errors import EXIT_STOPPED, ConfigurationError, Problem
 
@@ -43,6 +44,23 @@ def slurm_options(launcher: TrainingLauncherName, texts: Sequence[str], nnodes: 
     if nnodes != 1:
         raise ConfigurationError(Problem("--nnodes", "has no effect with --launcher slurm", f"use --slurm nodes={nnodes}"))
     return parse_slurm_options(texts)
+
+
+def check_gpus(slurm: "SlurmOptions", world_sizes: "Iterable[int]") -> None:
+    """Refuse cells of more ranks on a node than it is asked to have GPUs, and warn where no cell uses all of them.
+
+    Raises:
+        ConfigurationError: with both numbers.
+    """
+    gpus, ranks = slurm.gpus_per_node, max(-(-size // slurm.nodes) for size in world_sizes)
+    if gpus is None:
+        return
+    if ranks > gpus:
+        message = f"world_size puts {ranks} ranks on a node, and each needs a GPU of its own"
+        raise ConfigurationError(Problem(f"--slurm gpus_per_node={gpus}", message, "lower world_size, or ask for more"))
+    if ranks < gpus:
+        used = f"world_size puts {counted(ranks, 'rank')} on a node, the other GPUs are idle"
+        print(f"warning: --slurm gpus_per_node={gpus}: {used}", file=sys.stderr)
 
 
 def job_command(

@@ -17,7 +17,7 @@ from benchbox.cli.options import (
     TrainingLauncherOption,
     TrainingSetOption,
 )
-from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
+from benchbox.cli.slurm import SlurmOption, check_gpus, job_command, render, slurm_options, submit_and_follow
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_STOPPED, EXIT_THRESHOLD, EXIT_USAGE, ConfigurationError
 from benchbox.launch.nodes.settings import DEFAULT_PORT, DEFAULT_TIMEOUT_S
 
@@ -130,6 +130,8 @@ def train(
     loaded = load_train(config, overrides, policy_dirs, measured=measured)
     file, resources = None if config is None else find_file(config, TRAINING_FILES), slurm_options(launcher, slurm, nnodes)
     check_world_sizes(file, overrides, [loaded.cell.world_size], resources.nodes if resources else nnodes)
+    if resources is not None:
+        check_gpus(resources, [loaded.cell.world_size])
     if measured is not None:
         print(f"set-up: {measured.label}")
         for line in differences(loaded.cell, measured.cell):

@@ -44,6 +44,12 @@ class SlurmOptions:
     def nodes(self) -> int:
         return int(self.values.get("nodes", "1"))
 
+    @property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of a node, None where none are asked for."""
+        gpus = self.values.get("gpus_per_node")
+        return None if gpus is None else int(gpus.rpartition(":")[2])
+
 
 def parse_slurm_options(texts: Iterable[str]) -> SlurmOptions:
     """Return the checked values of `--slurm` options; of several values for a key, the last.

@@ -24,6 +24,8 @@ from benchbox.store.files import write_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.testing import Result
+
 HOSTILE = "a'; touch pwned; $(touch pwned)\n#SBATCH --uid=0 %j `touch pwned`"
 
 
@@ -137,11 +139,15 @@ def test_a_shell_executes_nothing_of_hostile_names(tmp_path: Path) -> None:
 
 
 def dry_run(matrix: Path, policy_dir: Path, *options: str) -> str:
+    return run_dry(matrix, policy_dir, *options).stdout
+
+
+def run_dry(matrix: Path, policy_dir: Path, *options: str) -> Result:
     words = ["run", str(matrix), "--policy-dir", str(policy_dir), "--out", str(matrix.parent / "o ut"), *options]
     result = CliRunner().invoke(app, [*words, "--dry-run"])
     if result.exception is not None:
         raise result.exception
-    return result.stdout
+    return result
 
 
 def job_words(text: str) -> list[str]:
@@ -186,6 +192,10 @@ def test_a_job_repeats_launches_and_leaves_predictions_out_when_its_command_does
     [
         (["--slurm", "nodes=2"], "--slurm nodes=2: has no effect; add --launcher slurm"),
         (["--launcher", "slurm", "--slurm", "nodes=3"], "400 ranks cannot be divided equally among 3 nodes"),
+        (
+            ["--launcher", "slurm", "--slurm", "nodes=50,gpus_per_node=h100:7"],
+            "--slurm gpus_per_node=7: world_size puts 8 ranks on a node, and each needs a GPU of its own; lower world_size",
+        ),
         (["--launcher", "slurm", "--nnodes", "2", "--node-rank", "0", "--master-addr", "a"], "use --slurm nodes=2"),
     ],
 )
@@ -193,6 +203,21 @@ def test_options_that_contradict_are_refused(options: list[str], words: str, mat
     with pytest.raises(ConfigurationError) as refusal:
         dry_run(matrix, policy_dir, *options)
     assert words in str(refusal.value)
+
+
+def test_a_training_of_more_ranks_than_gpus_is_refused(tmp_path: Path, policy_dir: Path) -> None:
+    (tmp_path / "t.yaml").write_text(
+        "name: t\npolicy: stand_in\nsize: tiny\nbackend: ddp\nworld_size: 4\nbatch: 2\ndata: synthetic\nsteps: 1\n"
+    )
+    words = ["train", str(tmp_path / "t.yaml"), "--policy-dir", str(policy_dir), "--launcher", "slurm", "--dry-run"]
+    result = CliRunner().invoke(app, [*words, "--slurm", "gpus_per_node=3"])
+    assert "gpus_per_node=3: world_size puts 4 ranks on a node" in str(result.exception)
+
+
+@pytest.mark.parametrize(("gpus", "warning"), [(8, ""), (9, "world_size puts 8 ranks on a node, the other GPUs are idle\n")])
+def test_gpus_without_a_rank_are_a_warning(gpus: int, warning: str, matrix: Path, policy_dir: Path) -> None:
+    result = run_dry(matrix, policy_dir, "--launcher", "slurm", "--slurm", f"nodes=50,gpus_per_node={gpus}")
+    assert result.stderr.endswith(warning) if warning else result.stderr == ""
 
 
 def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
