@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.extensions import load_target, with_extensions
@@ -34,6 +34,7 @@ class Tolerance:
         return first if step == 0 else later
 
 
+RecipeDtype = Literal["float32", "bfloat16"]
 TORCH_ADAMW = "benchbox.backends.optimizers:fused_adamw"
 
 
@@ -51,9 +52,9 @@ class Recipe:
 
     name: str
     summary: str
-    storage: str
-    compute: str
-    stepped: str | None
+    storage: RecipeDtype
+    compute: RecipeDtype
+    stepped: RecipeDtype | None
     optimizer: str = TORCH_ADAMW
     compensation: str | None = None
     requires: str | None = None  # a module that is not among the dependencies of benchbox
@@ -171,7 +172,15 @@ def recipes() -> dict[str, Recipe]:
     Raises:
         ConfigurationError: an entry point is broken.
     """
-    return with_extensions(GROUP, Recipe, BUILT_IN_RECIPES)
+    return with_extensions(GROUP, Recipe, BUILT_IN_RECIPES, defect=_unknown_dtype)
+
+
+def _unknown_dtype(recipe: Recipe) -> str | None:
+    for field in ("storage", "compute", "stepped"):
+        dtype, known = getattr(recipe, field), get_args(RecipeDtype)
+        if dtype not in known and not (field == "stepped" and dtype is None):
+            return f"declares {field}={dtype!r} for recipe {recipe.name!r}, and backends know {' and '.join(known)}"
+    return None
 
 
 def recipe_by_name(name: str) -> Recipe:

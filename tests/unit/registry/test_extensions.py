@@ -9,7 +9,7 @@ import pytest
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.extensions import extension_folders, load_target, with_extensions
-from benchbox.registry.recipes import BUILT_IN_RECIPES, Recipe
+from benchbox.registry.recipes import BUILT_IN_RECIPES, Recipe, recipes
 from tests.support.distributions import write_distribution
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ GROUP = "benchbox.recipes"
 MODULE = """\
 from benchbox.registry.recipes import Recipe
 
-def recipe(name):
-    return Recipe(name=name, summary="", storage="float32", compute="float32", stepped="float32")
+def recipe(name, **dtypes):
+    return Recipe(name=name, summary="", **{"storage": "float32", "compute": "float32", "stepped": "float32"} | dtypes)
 
 MINE = recipe("mine")
 TWO = (recipe("one"), recipe("two"))
 TAKEN = recipe("fp32")
+FP16 = [recipe("half", storage="float16"), recipe("torch", stepped="torch.float32"), recipe("none", compute=None), recipe("open", stepped=None)]
 """
 
 
@@ -90,6 +91,20 @@ def test_a_defect_of_an_object_is_reported_like_a_wrong_type(distribution) -> No
     distribution(GROUP, mine="acme_parts:MINE")
     with pytest.raises(ConfigurationError, match="mine: acme_parts:MINE has no summary; update or repair acme"):
         with_extensions(GROUP, Recipe, BUILT_IN_RECIPES, defect=lambda recipe: None if recipe.summary else "has no summary")
+
+
+def test_a_recipe_of_dtypes_that_no_backend_has_is_refused_when_it_is_loaded(distribution) -> None:
+    distribution(GROUP, mine="acme_parts:FP16", other="acme_parts:MINE")
+    recipes.cache_clear()
+    with pytest.raises(ConfigurationError) as caught:
+        recipes()
+    recipes.cache_clear()
+    problems = [line.partition("acme_parts:FP16 ")[2].partition(";")[0] for line in str(caught.value).splitlines()]
+    assert problems == [
+        "declares storage='float16' for recipe 'half', and backends know float32 and bfloat16",
+        "declares stepped='torch.float32' for recipe 'torch', and backends know float32 and bfloat16",
+        "declares compute=None for recipe 'none', and backends know float32 and bfloat16",
+    ]
 
 
 def test_the_folder_of_a_package_is_found_without_importing_it(distribution, tmp_path: Path) -> None:
