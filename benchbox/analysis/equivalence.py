@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict, LaunchRecord
 
 Quantity = Literal["loss", "grad_norm"]
-Verdict = Literal["reference", "equivalent", "diverged", "not compared"]
+EquivalenceVerdict = Literal["reference", "equivalent", "diverged", "not compared"]
 QUANTITIES: tuple[Quantity, ...] = ("loss", "grad_norm")
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -69,7 +69,7 @@ class Difference:
 class Equivalence:
     """Verdict on one cell beside the reference of its group. `reason` says why it is diverged or not compared."""
 
-    verdict: Verdict
+    verdict: EquivalenceVerdict
     reference: CellSummary | None = None
     differences: Mapping[Quantity, Difference] | None = None  # of the launch that differs most; None where nothing is compared
     reason: str | None = None

@@ -21,7 +21,7 @@ from benchbox.spec.threshold import FASTEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from benchbox.analysis.regression import BaselineLookup, RegressionJudgement, Verdict
+    from benchbox.analysis.regression import BaselineLookup, DemandVerdict, RegressionJudgement
     from benchbox.store.baseline import Baseline
     from benchbox.store.run import Run
 
@@ -51,7 +51,7 @@ class GateRow:
         return {names.get(key, key): value for key, value in asdict(self).items() if key not in ("threshold", "file")}
 
 
-def verdict_of(rows: Sequence[GateRow]) -> Verdict:
+def verdict_of(rows: Sequence[GateRow]) -> DemandVerdict:
     """Return the verdict on a run: its worst one.
 
     `missing` is the absence of a value or of the baseline to judge by, `inconclusive` a difference that launches do not settle.
@@ -129,7 +129,7 @@ def _select(
 
 def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
     actual = summary.status
-    verdict: Verdict = "ok" if actual == "ok" else "breach"
+    verdict: DemandVerdict = "ok" if actual == "ok" else "breach"
     note = None
     if summary.status == MISSING:
         verdict, note = "missing", "it has not run: run the matrix again, finished launches are kept"
@@ -288,7 +288,7 @@ def _demand_rows(threshold: Mapping[str, Any], summary: CellSummary, fields: Seq
         if spread is None:
             yield _row(summary, fields, metric.name, text, "no value", "missing", _why_no_value(summary))
             continue
-        verdict: Verdict = "ok" if low <= spread.value <= high else "breach"
+        verdict: DemandVerdict = "ok" if low <= spread.value <= high else "breach"
         yield _row(summary, fields, metric.name, text, quantity(spread.value, metric.unit, digits=4), verdict)
     if (allowed := threshold.get("max_regression")) is None:
         return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from benchbox.store.baseline import Baseline
     from benchbox.store.noise import Noise
 
-Verdict = Literal["ok", "inconclusive", "missing", "breach"]
+DemandVerdict = Literal["ok", "inconclusive", "missing", "breach"]
 
 _NOT_IN_BASELINE = "the baseline does not have it: promote a run of today's matrix"
 _NO_LAUNCHES = "the baseline has no values of launches, as older ones: promote a run again"
@@ -44,7 +44,7 @@ class RegressionJudgement:
 
     expected: str
     actual: str
-    verdict: Verdict
+    verdict: DemandVerdict
     note: str | None = None
 
 
@@ -178,7 +178,7 @@ def _judge(
     expected, low, high = _allowed_range(metric, theirs, allowed)
     values = [ours.value, theirs.value, *ours.by_launch.values(), *theirs.by_launch.values()]
     if not has_noise(metric):
-        verdict: Verdict = "ok" if low <= ours.value <= high else "breach"
+        verdict: DemandVerdict = "ok" if low <= ours.value <= high else "breach"
         note = None
         if verdict == "breach" and is_peak(metric) and not raised_beyond_chance(theirs.value, ours.value):
             note = why_unsettled(theirs.by_launch.values(), ours.by_launch.values(), allowed)
@@ -225,7 +225,7 @@ def _allowed_range(metric: Metric, theirs: _Side, allowed: float) -> tuple[str, 
     return f"{number(better)} .. {number(worse)} ({baseline} +- {percent})", better, worse
 
 
-def _verdict(effect: Effect, factor: float) -> tuple[Verdict, str | None]:
+def _verdict(effect: Effect, factor: float) -> tuple[DemandVerdict, str | None]:
     """Return the verdict on an effect above 1 where the cell is worse, at most `factor`, and a note if it is inconclusive."""
     if effect.low is None or effect.high is None:
         return "inconclusive", None

@@ -14,7 +14,7 @@ from benchbox.registry.recipes import JUDGED_STEPS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchbox.analysis.equivalence import Difference, Equivalence, Verdict
+    from benchbox.analysis.equivalence import Difference, Equivalence, EquivalenceVerdict
     from benchbox.analysis.summary import CellSummary
 
 MAX_TERMINAL_ROWS = 30  # with more cells, a terminal shows those that are not equivalent
@@ -66,7 +66,7 @@ def equivalence_panel(summaries: Sequence[CellSummary], axes: Sequence[str]) -> 
     if not any(equivalence.differences or equivalence.verdict == "diverged" for _, equivalence in judged):
         return None
     counts = Counter(equivalence.verdict for _, equivalence in judged)
-    verdicts: tuple[Verdict, ...] = ("reference", "equivalent", "diverged", "not compared")
+    verdicts: tuple[EquivalenceVerdict, ...] = ("reference", "equivalent", "diverged", "not compared")
     texts = [f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict]]
     return EquivalencePanel(
         summary=f"{len(judged)} cells: {', '.join(texts)}.",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from benchbox.analysis.gate import GateRow
-    from benchbox.analysis.regression import Verdict
+    from benchbox.analysis.regression import DemandVerdict
     from benchbox.store.noise import Noise
 
 
@@ -32,7 +32,7 @@ class GateView:
     noise: Noise | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DemandVerdict:
         return verdict_of(self.rows)
 
     @property
