@@ -26,7 +26,8 @@ def recipe(name, **dtypes):
 MINE = recipe("mine")
 TWO = (recipe("one"), recipe("two"))
 TAKEN = recipe("fp32")
-FP16 = [recipe("half", storage="float16"), recipe("torch", stepped="torch.float32"), recipe("none", compute=None), recipe("open", stepped=None)]
+FP16 = [recipe("half", storage="float16"), recipe("torch", stepped="torch.float32"), recipe("none", compute=None)]
+FP16 += [recipe("open", stepped=None)]
 """
 
 
