@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchbox.store.noise import Noise
     from benchbox.store.run import Run, RunStore
 
-_DEFAULT_LAUNCHES = 12
+_DEFAULT_LAUNCHES, _MAX_LAUNCHES = 12, 1000
 _CONTINUED_WITHIN_H = 6  # of an earlier run's launches: on another day the machine may have drifted
 
 
@@ -67,6 +67,8 @@ def noise(
 
     if launches < MIN_LAUNCHES:
         raise ConfigurationError(f"--launches {launches}: at least {MIN_LAUNCHES} are needed to measure noise")
+    if launches > _MAX_LAUNCHES:
+        raise ConfigurationError(f"--launches {launches}: at most {_MAX_LAUNCHES}, as `measure.launches` of a matrix")
     share = parse_share(resolution)
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
     planned = skip_beyond_capacity(plan(loaded, join_expressions(only)))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from benchbox.theory.communication import Traffic
     from benchbox.theory.prediction import Estimate
 
+_CELL_LIMIT_S = 600.0  # a mean: one cell may take more if others take less
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
@@ -65,10 +67,17 @@ def simulate_cells(
         return simulations
     request = {"cells": [cell.to_dict() for cell in cells], "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
     command = [sys.executable, "-m", "benchbox.worker.simulated_ranks"]
-    result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=environment, check=False)
-    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    limit_s = _CELL_LIMIT_S * len(cells)
+    try:
+        result = subprocess.run(
+            command, input=json.dumps(request).encode(), capture_output=True, env=environment, check=False, timeout=limit_s
+        )
+        output, code, errors = result.stdout, result.returncode, result.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        output, code, errors = error.stdout or b"", 1, f"it has not ended within {limit_s:g} s"
+    answers = [json.loads(line) for line in output[: output.rfind(b"\n") + 1].splitlines()]
     # Those without an answer share the end of the process that forks.
-    answers += [{"code": result.returncode, "output": "", "errors": result.stderr}] * (len(cells) - len(answers))
+    answers += [{"code": code, "output": "", "errors": errors}] * (len(cells) - len(answers))
     return simulations | {cell.cell_id: _simulation(cell, **answer) for cell, answer in zip(cells, answers, strict=True)}
 
 

@@ -186,6 +186,7 @@ def test_noise_of_launches_that_failed_or_were_stopped_is_not_measured(noise):
     ("arguments", "message"),
     [
         (("--launches", "9"), "error: --launches 9: at least 10 are needed to measure noise\n"),
+        (("--launches", "1001"), "error: --launches 1001: at most 1000, as `measure.launches` of a matrix\n"),
         (("--resolution", "2"), "error: --resolution: '2' is no percentage; write it as 2%\n"),
         (
             ("--set", "axes.backend=[ddp,zero3],checkpointing=true", "--only", "backend=zero3"),
