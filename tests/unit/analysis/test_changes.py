@@ -15,22 +15,8 @@ from benchbox.analysis.summary import summarize
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metric_by_name, metrics
 from benchbox.store.noise import Noise, NoiseRun, write_noise
+from tests.support.changes import BASE, STEP_S, THROUGHPUT, compared, figures
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
-
-STEP_S = 0.2
-THROUGHPUT = ("global_samples_per_s",)
-
-
-def figures(records, *, cells=(CELL,), name="head"):
-    return figures_of_run(name, example_run(list(cells), measure=asdict(MEASURE) | {"launches": 5}), records)
-
-
-BASE = figures(steady_records(step_s=STEP_S, started="2025-12-31"), name="base")
-
-
-def compared(records, metrics=THROUGHPUT, base=BASE, **options):
-    (change,) = compare_runs(base, figures(records), metric_names=metrics, **options).changes
-    return change
 
 
 @pytest.mark.parametrize(
@@ -201,32 +187,6 @@ def test_a_cell_of_one_side_only_is_missing_and_never_green():
     ]
 
 
-def with_environment(**changes):
-    return [record | {"environment": record["environment"] | changes} for record in steady_records(step_s=STEP_S * 1.5)]
-
-
-@pytest.mark.parametrize("key", ["machine", "torch"])
-def test_runs_of_other_machines_or_versions_are_incomparable_unless_that_is_what_varies(key):
-    records = with_environment(**{key: "another"})
-    change = compared(records)
-    assert change.verdict == "incomparable"
-    assert f"--vary {key} compares nevertheless" in change.reason
-    assert compared(records, vary=[key]).verdict == "regression"
-
-
-def test_another_version_of_the_policy_is_what_is_compared():
-    records = [
-        record | {"environment": record["environment"] | {"policy_sha256": "1" * 64}}
-        for record in steady_records(step_s=STEP_S)
-    ]
-    assert compared(records).verdict == "neutral"
-
-
-def test_a_run_is_not_compared_with_itself():
-    change = compared(steady_records(step_s=STEP_S, started="2025-12-31"))
-    assert (change.verdict, change.reason) == ("incomparable", "5 launches are in both: a run is not compared with itself")
-
-
 def test_a_baseline_has_the_figures_of_its_run():
     run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 5})
     records = steady_records(step_s=STEP_S, started="2025-12-31")
@@ -247,17 +207,6 @@ def test_a_cell_that_fails_otherwise_than_before_is_neither_better_nor_worse():
     assert change.reason == "OutOfMemoryError: tried to allocate 2.00 GiB"
     (same,) = compare_runs(figures(crashed), figures(crashed)).changes
     assert (same.verdict, same.reason) == ("neutral", None)
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"), [({"steps": 8}, "4 measured steps against 8"), ({"warmup_steps": 7}, "1 warm-up steps against 7")]
-)
-def test_runs_of_other_numbers_of_steps_are_incomparable(changed, reason):
-    """The last loss is that after both, and the same training has another one."""
-    longer = replace(figures(steady_records(step_s=STEP_S)), measure=asdict(MEASURE) | changed)
-    for metric in (THROUGHPUT, ("final_loss",)):
-        (change,) = compare_runs(BASE, longer, metric_names=metric).changes
-        assert (change.verdict, change.reason) == ("incomparable", reason)
 
 
 def test_a_metric_that_is_named_and_neither_side_has_is_missing():
@@ -301,32 +250,6 @@ def test_launches_are_not_tested_against_a_baseline_that_has_none():
     change = compared(steady_records(step_s=STEP_S * 1.5), base=older)
     assert (change.verdict, change.ratio) == ("missing", None)
     assert change.reason == "a baseline of an earlier version has no values of launches"
-
-
-def half_with(records, **changes):
-    """The records, the first three of which were measured with another environment."""
-    return [record | {"environment": record["environment"] | (changes if record["launch"] < 4 else {})} for record in records]
-
-
-@pytest.mark.parametrize("side", ["base", "head"])
-def test_a_run_whose_launches_differ_in_a_version_is_incomparable_whatever_its_latest_launch_says(side):
-    """It was resumed after an upgrade."""
-    base, head = steady_records(step_s=STEP_S, started="2025-12-31"), steady_records(step_s=STEP_S * 1.5)
-    base, head = (
-        half_with(records, torch="1.0") if side == name else records for name, records in (("base", base), ("head", head))
-    )
-    sides = figures(base, name="base"), figures(head)
-    (change,) = compare_runs(*sides, metric_names=THROUGHPUT).changes
-    assert change.verdict == "incomparable"
-    assert f"launches of {side} differ in torch: 1.0, 2.13.0 (--vary torch compares nevertheless)" in change.reason
-    (varied,) = compare_runs(*sides, metric_names=THROUGHPUT, vary=["torch"]).changes
-    assert varied.verdict == "regression"
-
-
-def test_a_key_that_may_vary_and_does_not_exist_is_refused():
-    sides = figures(steady_records(step_s=STEP_S, started="2025-12-31")), figures(steady_records(step_s=STEP_S))
-    with pytest.raises(ConfigurationError, match="--vary torhc: no such key of the environment; did you mean 'torch'"):
-        compare_runs(*sides, metric_names=THROUGHPUT, vary=["machine", "torhc"])
 
 
 def test_two_baselines_without_launches_are_not_compared_by_their_values():
@@ -400,49 +323,3 @@ def test_a_walk_is_compared_with_a_baseline_that_has_unknown_metrics_or_no_launc
     values["global_samples_per_s"] = {**values["global_samples_per_s"], "by_launch": {}}
     (change,) = changes_of_cells(figures_of_baseline("base", baseline), walk, metric_names=THROUGHPUT)
     assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")
-
-
-def records_with_threads(cell, threads, *, started, **environment):
-    """Launches of a cell on a machine that has given each of its ranks so many threads."""
-    records = steady_records(cell, step_s=STEP_S, started=started)
-    variables = {"OMP_NUM_THREADS": str(threads)}
-    return [
-        record | {"environment": record["environment"] | {"threads": threads, "variables": variables} | environment}
-        for record in records
-    ]
-
-
-ALONE = replace(CELL, backend="single", world_size=1)
-
-
-@pytest.mark.parametrize("as_baseline", [False, True])
-def test_a_run_of_one_cell_is_compared_with_a_run_of_cells_with_other_numbers_of_ranks(as_baseline):
-    """Threads of a rank follow from the number of ranks: those of cells with as many ranks are compared."""
-    run = example_run([ALONE, CELL], measure=asdict(MEASURE) | {"launches": 5})
-    records = [
-        record
-        for cell, threads in ((ALONE, 2), (CELL, 1))
-        for record in records_with_threads(cell, threads, started="2025-12-31")
-    ]
-    base = figures_of_run("base", run, records)
-    if as_baseline:
-        base = figures_of_baseline("base", make_baseline(run, summarize(run, records), "machine"))
-    same, fewer = (
-        compare_runs(
-            base,
-            figures(records_with_threads(ALONE, threads, started="2026-01-01"), cells=(ALONE,)),
-            metric_names=THROUGHPUT,
-        ).changes[0]
-        for threads in (2, 1)
-    )
-    assert (same.cell_id, same.verdict, same.reason) == (ALONE.cell_id, "neutral", None)
-    assert fewer.verdict == "incomparable"
-    assert "threads 1 against 2" in fewer.reason
-
-
-def test_runs_without_a_common_number_of_ranks_differ_in_their_machines_and_not_in_threads():
-    comparison = compare_runs(
-        figures(records_with_threads(CELL, 1, started="2025-12-31", machine="another")),
-        figures(records_with_threads(ALONE, 2, started="2026-01-01"), cells=(ALONE,)),
-    )
-    assert [text.split()[0] for text in comparison.differences] == ["machine"]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -23,9 +19,8 @@ from benchbox.data.sample import sample_path
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.errors import EXIT_CELL_FAILED, ConfigurationError, NonFiniteError
 from benchbox.simulation import processes
-from benchbox.simulation.environment import EnvironmentFrame, find_factory
+from benchbox.simulation.environment import EnvironmentFrame
 from benchbox.simulation.live import LiveInputs, open_inputs
-from benchbox.simulation.metaworld import MetaWorld
 from benchbox.simulation.observations import unknown_task
 from benchbox.simulation.processes import EnvironmentProcess, SimulationError
 from benchbox.simulation.rollout import EpisodeResult, run_episodes
@@ -45,6 +40,7 @@ from tests.support.toy_environment import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -305,61 +301,6 @@ def test_the_frame_that_is_not_finite_is_named_where_the_policy_has_a_memory() -
         rollout(inputs, count_up, count=1, seeds=[7], factory=DivergingEnvironment)
 
 
-@pytest.mark.parametrize(
-    "name", ["reach-v3", "tests.support.toy_environment:Missing", "no_such_module:factory", ":factory", ".toys:factory"]
-)
-def test_an_unknown_environment_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^--env: .*{re.escape(name.partition(':')[0])}"):
-        find_factory(name)
-
-
-def test_a_module_of_an_environment_that_fails_at_its_import_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_environment.py").write_text("def factory(\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"^--env: broken_environment:factory: SyntaxError: [^\n]*$"):
-        find_factory("broken_environment:factory")
-
-
-def test_an_environment_that_was_killed_is_reported_in_one_line(inputs: LiveInputs) -> None:
-    with closing(EnvironmentProcess(ToyEnvironment, inputs.cameras, inputs.image_size, 10.0)) as environment:
-        environment._process.kill()
-        environment._process.join()
-        environment.begin_reset(0)
-        with pytest.raises(SimulationError, match="the process of the environment ended with exit code -9"):
-            environment.receive()
-
-
-def test_environments_end_by_themselves_when_they_are_closed_in_any_order(inputs: LiveInputs) -> None:
-    """The second was forked while the connection of the first was open, and holds its end of it."""
-    environments = [EnvironmentProcess(ToyEnvironment, inputs.cameras, inputs.image_size, 10.0) for _ in range(2)]
-    for environment in environments:
-        environment.close()
-    assert [environment._process.exitcode for environment in environments] == [0, 0], "killed ones have -9"
-
-
-def test_environments_end_with_the_process_that_opened_them() -> None:
-    """Also if it was killed, as when the memory of the host ends."""
-    script = """
-import time
-from benchbox.simulation.processes import EnvironmentProcess
-from tests.support.toy_environment import ToyEnvironment
-environments = [EnvironmentProcess(ToyEnvironment, (), (8, 8), 10.0) for _ in range(2)]
-print(*(environment._process.pid for environment in environments), flush=True)
-time.sleep(600)
-"""
-    root = Path(__file__).parents[3]
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=root) as evaluation:
-        assert evaluation.stdout is not None
-        environments = [psutil.Process(int(pid)) for pid in evaluation.stdout.readline().split()]
-        evaluation.kill()
-    _, left = psutil.wait_procs(environments, timeout=30)
-    for environment in left:
-        environment.kill()
-    assert (len(environments), left) == (2, [])
-
-
 def test_frames_with_odd_sides_are_filmed(tmp_path):
     """H.264 has even ones."""
     write_video(tmp_path / "v.mp4", [np.zeros((65, 85, 3), np.uint8)] * 3, 10.0)
@@ -392,25 +333,6 @@ def test_a_policy_with_a_memory_sees_every_frame_of_an_episode_that_is_not_filme
         rollout(inputs, act, count=1, seeds=[5], filmed=filmed)
     assert len(seen[0]) == len(seen[1]) == 2, "chunks"
     assert all(torch.equal(*pair) for pair in zip(seen[0], seen[1], strict=True))
-
-
-class StandInSimulator:
-    """Meta-World's simulator without Meta-World: it has the seed of its goals."""
-
-    task = "reach"
-
-    def __init__(self, name: str, cameras: Sequence[str], size: int, every: int, seed: int) -> None:
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        pass
-
-
-def test_goals_of_an_evaluation_are_none_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`data record` begins at seed 0, and counts up."""
-    monkeypatch.setattr("benchbox.simulation.metaworld.Simulator", StandInSimulator)
-    simulator: Any = MetaWorld("reach-v3", (), (64, 64), 40.0)._simulator
-    assert simulator.seed >= 1_000_000
 
 
 @pytest.mark.parametrize(("name", "shape"), [("observation.image", [32, 48, 3]), ("observation.images.top", [3, 32, 48])])
