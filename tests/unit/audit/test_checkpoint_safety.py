@@ -1,4 +1,4 @@
-"""Tests of malicious and damaged files: no code in them is run, and one line says what is wrong."""
+"""Malicious files: no code in them is run, none takes the memory that it claims, and one line says why it is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import datetime as dt
 import decimal
 import enum
 import functools
-import io
 import os
 import pathlib
 import pickle
@@ -23,14 +22,20 @@ import zipfile
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch.distributed.checkpoint import metadata as dcp
 
 from benchbox.audit.subjects.checkpoint import read_checkpoint
-from benchbox.errors import EXIT_USAGE, DataError
-
-WEIGHTS = {"weight": torch.ones(2, 2)}
-EMPTY_OPTIMIZER = {"state": {}, "param_groups": []}
+from benchbox.errors import DataError
+from tests.support.checkpoint_formats import (
+    FORMATS,
+    WEIGHTS,
+    accelerate,
+    bare_pickle,
+    old_torch_file,
+    refusal_line,
+    shard_file,
+    torch_file,
+    zero,
+)
 
 
 class Attack:
@@ -57,87 +62,6 @@ def attack(request, trap):
         "os.mkdir": Attack(os.mkdir, str(trap)),
         "shutil.copytree": Attack(shutil.copytree, str(trap.parent), str(trap)),
     }[request.param]
-
-
-def torch_file(folder, value):
-    torch.save({"model": WEIGHTS, "extra": value}, folder / "checkpoint.pt")
-    return folder / "checkpoint.pt"
-
-
-def old_torch_file(folder, value):
-    torch.save({"model": WEIGHTS, "extra": value}, folder / "old.pt", _use_new_zipfile_serialization=False)
-    return folder / "old.pt"
-
-
-def bare_pickle(folder, value):
-    (folder / "checkpoint.bin").write_bytes(pickle.dumps({"model": 1, "extra": value}))
-    return folder / "checkpoint.bin"
-
-
-def accelerate(folder, value):
-    save_file(WEIGHTS, folder / "model.safetensors")
-    torch.save(EMPTY_OPTIMIZER | {"extra": value}, folder / "optimizer.bin")
-    return folder
-
-
-def zero(folder, value):
-    (folder / "latest").write_text("global_step1")
-    step = folder / "global_step1"
-    step.mkdir()
-    torch.save({"module": WEIGHTS, "param_shapes": [{"weight": torch.Size([2, 2])}], "dp_world_size": 1}, step / zero_model())
-    states = {"base_optimizer_state": EMPTY_OPTIMIZER, "single_partition_of_fp32_groups": [], "loss_scaler": value}
-    torch.save({"optimizer_state_dict": states}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    return folder
-
-
-def zero_model():
-    return "mp_rank_00_model_states.pt"
-
-
-def metadata_file(folder, value):
-    (folder / ".metadata").write_bytes(pickle.dumps(dcp.Metadata(state_dict_metadata={}, planner_data=value)))
-    return folder
-
-
-def shard_file(folder, value):
-    """Write harmless metadata, and a shard that is a program."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    (folder / "__0_0.distcp").write_bytes(stream.getvalue())
-    location = _StorageInfo("__0_0.distcp", 0, len(stream.getvalue()))
-    key = "optimizer.param_groups.0.lr"
-    metadata = dcp.Metadata(
-        state_dict_metadata={key: dcp.BytesStorageMetadata()},
-        planner_data={key: ("optimizer", "param_groups", 0, "lr")},
-        storage_data={dcp.MetadataIndex(key): location},
-    )
-    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    return folder
-
-
-FORMATS = [torch_file, old_torch_file, bare_pickle, accelerate, zero, metadata_file, shard_file]
-
-
-def refusal_line(path):
-    """Return the one line that a checkpoint is refused with."""
-    with pytest.raises(DataError) as refusal:
-        read_checkpoint(path)
-    line = str(refusal.value)
-    assert "\n" not in line
-    assert line.startswith(str(path))
-    assert refusal.value.exit_code == EXIT_USAGE
-    return line
-
-
-@pytest.mark.parametrize("content", [b"import torch\n", b"hello", b"readme", b"\x14\x95 noise", b""])
-def test_a_file_that_is_no_checkpoint_is_called_that(tmp_path, content):
-    path = tmp_path / "bad.py"
-    path.write_bytes(content)
-    if content:
-        assert refusal_line(path) == f"{path}: not a checkpoint: neither safetensors nor a file of torch.save"
-    assert "weights_only" not in refusal_line(path)
 
 
 @pytest.mark.parametrize("write", [old_torch_file, bare_pickle, accelerate, shard_file])
@@ -312,78 +236,6 @@ def test_an_archive_that_unpacks_to_more_than_it_holds_is_refused_by_its_size(tm
         packed.writestr("plain/extra", b"a" * 80_000_000)
     assert bomb.stat().st_size < 100_000
     assert "bytes that unpack to 8000" in refusal_line(bomb)
-
-
-@pytest.mark.parametrize("write", FORMATS)
-def test_a_file_that_ends_early_is_damaged(tmp_path, write):
-    path = write(tmp_path, 1e-3)
-    files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file() and file.name != "latest"]
-    for file in files:
-        content = file.read_bytes()
-        for size in (0, 1, len(content) // 2, len(content) - 1):
-            file.write_bytes(content[:size])
-            if file.suffix == ".safetensors" and size == 0:
-                continue
-            refusal_line(path)
-        file.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("notes.txt", b"only text"),
-        ("picture.pt", b"\x89PNG\r\n"),
-        ("empty.safetensors", b""),
-        ("lies.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}"),
-        ("zip.pt", b"PK\x05\x06" + bytes(18)),
-    ],
-)
-def test_foreign_files_are_refused(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    refusal_line(tmp_path / name)
-
-
-@pytest.mark.parametrize("value", [None, 3, [], {"a": 1}, {"loss": torch.tensor(1.0)}, {"rng": torch.get_rng_state()}])
-def test_a_file_without_weights_and_optimizer_says_so(tmp_path, value):
-    torch.save(value, tmp_path / "a.pt")
-    assert refusal_line(tmp_path / "a.pt").endswith("holds neither the tensors of a model nor the state of an optimizer")
-
-
-def test_a_folder_without_a_checkpoint_says_what_is_there(tmp_path):
-    assert "the folder is empty" in refusal_line(tmp_path)
-    (tmp_path / "step-00000100").mkdir()
-    assert "folders: step-00000100" in refusal_line(tmp_path)
-    assert "no such file or directory" in refusal_line(tmp_path / "nowhere")
-
-
-def test_a_pipe_is_no_checkpoint(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal_line(tmp_path / "pipe").endswith("neither a file nor a folder")
-
-
-def test_a_missing_rank_of_zero_is_named(tmp_path):
-    zero(tmp_path, None)
-    model = tmp_path / "global_step1" / zero_model()
-    torch.save(torch.load(model) | {"dp_world_size": 3}, model)
-    with pytest.raises(DataError, match="the optimizer states of rank 1, 2 of 3 are missing"):
-        read_checkpoint(tmp_path)
-    model.unlink()
-    with pytest.raises(DataError, match=r"holds no \*_model_states.pt"):
-        read_checkpoint(tmp_path)
-
-
-def test_a_missing_part_of_a_model_is_named(tmp_path):
-    save_file(WEIGHTS, tmp_path / "model-00001-of-00002.safetensors")
-    index = '{"weight_map": {"weight": "model-00001-of-00002.safetensors", "bias": "model-00002-of-00002.safetensors"}}'
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert "names model-00002-of-00002.safetensors, which is not there" in refusal_line(tmp_path)
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    shard_file(tmp_path, 1e-3)
-    (tmp_path / "__0_0.distcp").unlink()
-    with pytest.raises(DataError, match=r"__0_0.distcp: is missing"):
-        read_checkpoint(tmp_path)
 
 
 def test_metadata_leads_to_no_file_outside_the_folder(tmp_path):
