@@ -72,6 +72,15 @@ def test_without_a_claim_the_built_in_backend_is_observed(register) -> None:
     assert (observed.backend, observed.sharding) == ("single", None)
 
 
+def test_frozen_parameters_count_among_all_and_empty_ones_of_zero_3_with_their_whole_size() -> None:
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(3, 1))
+    model[1].requires_grad_(False)
+    partitioned: Any = model[0].weight
+    partitioned.data, partitioned.ds_numel = torch.empty(0), 2
+    observed = look_at(model)
+    assert (observed.trainable_numel, observed.total_numel) == (3, 7)
+
+
 def test_the_device_of_a_process_without_ranks_has_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     devices = {"cuda": "cuda:3", "cuda:1": "cuda:1", "cpu": "cpu", "cpu:0": "cpu"}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.settings import _combine, _read, read_settings
@@ -85,3 +85,24 @@ def test_whether_fsdp2_frees_parameters_after_forward_is_read_from_its_groups(tm
     finally:
         dist.destroy_process_group()
     assert settings["reshard_after_forward"] is reshards
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtypes"),
+    [
+        (MixedPrecisionPolicy(), ("float32", "float32")),
+        (MixedPrecisionPolicy(param_dtype=torch.bfloat16), ("bfloat16", "bfloat16")),
+        (MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), ("bfloat16", "float32")),
+    ],
+)
+def test_fsdp2_reduces_in_the_dtype_of_its_policy_else_in_that_of_gathered_parameters(
+    tmp_path: Path, policy: MixedPrecisionPolicy, dtypes: tuple[str, str]
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = fully_shard(nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+        model(torch.zeros(1, 4))  # the dtypes of the policy are resolved in the first forward pass
+        settings = read_settings(model, [torch.optim.AdamW(model.parameters())])
+    finally:
+        dist.destroy_process_group()
+    assert (settings["param_dtype"], settings["reduce_dtype"]) == dtypes
