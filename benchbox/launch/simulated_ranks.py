@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchbox.theory.communication import Traffic
     from benchbox.theory.prediction import Estimate
 
-_CELL_LIMIT_S = 600.0  # a mean: one cell may take more if others take less
+_CELL_LIMIT_S = 3600.0  # a mean: one cell may take more if others take less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
