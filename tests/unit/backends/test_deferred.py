@@ -118,6 +118,21 @@ def test_recording_leaves_torch_as_it_was() -> None:
     assert dict(vars(nn.init)) == before
 
 
+class PartlyReal(nn.Module):
+    """Initialises a layer from an orthogonal matrix that it computes on the CPU, and keeps that matrix nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rotation = nn.init.orthogonal_(torch.empty(4, 4, device="cpu"), generator=torch.Generator().manual_seed(0))
+        self.scale = nn.Parameter(torch.full((4,), rotation.abs().sum().item()))
+
+
+def test_a_tensor_that_is_not_on_the_meta_device_is_initialised_at_once() -> None:
+    module, _ = defer(PartlyReal)
+    materialise_policy(module)
+    assert_same(module, build_directly(PartlyReal))
+
+
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
