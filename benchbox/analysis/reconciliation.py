@@ -25,6 +25,7 @@ _NO_ORDER = (
     "fetched them one by one"
 )
 _OTHER_SIZES = "under padding: longest steps and ranks differ in size, and the prediction need not be for the size of this peak"
+_SKIPPED_STEPS = "optim.spike skipped steps, and a step that is taken is predicted"
 _SMALL_TENSORS_BYTES = 16 * 2**10  # losses, norms and step counts of a step take less
 
 _NAMED_SHARE = 0.05  # of a step, from which on a residual names a part of it
@@ -77,10 +78,8 @@ def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchReco
         )
     is_close = abs(predicted - measured) <= MEMORY_TOLERANCE * measured
     source = record["memory"]["source"]
-    # Tensors are counted in the step that is predicted, an allocator's peak is that of all measured steps.
-    has_size = source == "tensor_storage" and prediction.get("has_size_of_step", False)
-    is_other_size = record["cell"].get("padding", "full") != "full" and not has_size
-    residual = _memory_residual(prediction, measured, source=source, is_close=is_close, is_other_size=is_other_size)
+    other_step = _other_step(prediction, record, source)
+    residual = _memory_residual(prediction, measured, source=source, is_close=is_close, other_step=other_step)
     if not is_close and _lacks_order(prediction, record):
         residual += f"; {_NO_ORDER}"
     reserved = record["memory"]["worst"]["reserved_peak_bytes"]
@@ -91,18 +90,27 @@ def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchReco
         quantity=PEAK_MEMORY,
         predicted=predicted,
         measured=measured,
-        verdict="confirmed" if is_close else "incomparable" if is_other_size else "refuted",
+        verdict="confirmed" if is_close else "incomparable" if other_step else "refuted",
         residual=residual,
     )
 
 
-def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, is_close: bool, is_other_size: bool) -> str:
+def _other_step(prediction: CellPrediction, record: LaunchRecord, source: str) -> str | None:
+    """Return why the step of a measured peak may be unlike the predicted one; None where it is the same."""
+    if record.get("skipped_steps"):
+        return _SKIPPED_STEPS
+    # Tensors are counted in the step that is predicted, an allocator's peak is that of all measured steps.
+    has_size = source == "tensor_storage" and prediction.get("has_size_of_step", False)
+    return None if has_size or record["cell"].get("padding", "full") == "full" else _OTHER_SIZES
+
+
+def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, is_close: bool, other_step: str | None) -> str:
     difference = measured - prediction["peak_bytes"]
     direction = "more" if difference >= 0 else "less"
     amount = f"{quantity(abs(difference), 'bytes')} {direction}"
     if not is_close:
         largest = max(prediction["components"], key=lambda name: prediction["components"][name])
-        reason = _OTHER_SIZES if is_other_size else "no formula has it"
+        reason = other_step or "no formula has it"
         return f"{amount} than predicted for {prediction['moment']}, when most is {largest}; {reason}"
     if source == "torch.cuda":
         return f"{amount}: the allocator's rounding, and workspaces of libraries"
@@ -120,11 +128,14 @@ def _communication(prediction: CellPrediction, record: LaunchRecord | None) -> R
     differences = list(_differences(prediction["collectives"], record["collectives"]))
     if _lacks_order(prediction, record):
         differences.append(_NO_ORDER)
+    is_other_step = bool(differences and record.get("skipped_steps"))
+    if is_other_step:
+        differences.append(_SKIPPED_STEPS)
     return Reconciliation(
         quantity=COMMUNICATION,
         predicted=predicted,
         measured=measured,
-        verdict="incomparable" if other else "refuted" if differences else "confirmed",
+        verdict="incomparable" if other or is_other_step else "refuted" if differences else "confirmed",
         residual=other or "; ".join(differences) or "none: calls and bytes are equal",
     )
 

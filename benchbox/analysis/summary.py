@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchbox.analysis.equivalence import judge_equivalence
 from benchbox.analysis.launches import CellLaunches, RunLaunches
+from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
 from benchbox.registry.metrics import Metric, metrics
 from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import DIVERGED, STATUSES
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 MISSING = "missing"
 
 ONE_LAUNCH, HIGH_SPREAD, BUSY_HOST = "one launch", "high spread", "busy host"
-RECOMPILED, PARTLY_COMPILED = "recompiled", "partly compiled"
+RECOMPILED, PARTLY_COMPILED, PARTIAL_STEPS = "recompiled", "partly compiled", "partial steps"
 # Beyond it, launches cannot show the differences that a comparison is about.
 MAX_SPREAD = 0.10
 
@@ -103,7 +104,7 @@ class CellSummary:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host, compilation."""
+        """Return why the figures deserve less trust: launches, a busy host, compilation, steps that were not whole."""
         step = self.values.get("step_time_s")
         marks = {
             ONE_LAUNCH: self.complete and len(self.ok) == 1,
@@ -111,6 +112,7 @@ class CellSummary:
             BUSY_HOST: bool(self.busy_reasons),
             RECOMPILED: any(compiled_in_measured_steps(record) for record in self.ok),
             PARTLY_COMPILED: any(ran_partly_uncompiled(record) for record in self.ok),
+            PARTIAL_STEPS: any(skipped_updates(record) or frozen_backbone(record) for record in self.ok),
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 

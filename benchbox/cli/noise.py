@@ -56,7 +56,7 @@ def noise(
 
     from benchbox.analysis.baseline import machine_folder
     from benchbox.analysis.noise import MIN_LAUNCHES, measure_noise, with_earlier_runs
-    from benchbox.analysis.summary import BUSY_HOST, PARTLY_COMPILED, label, summarize
+    from benchbox.analysis.summary import BUSY_HOST, PARTIAL_STEPS, PARTLY_COMPILED, label, summarize
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.matrix_run import build_run
     from benchbox.plan import Plan, join_expressions, plan
@@ -99,7 +99,7 @@ def noise(
         *(
             f"warning: {cause}: measure again on a quiet machine, this floor is high"
             for cause in summary.marks
-            if cause != PARTLY_COMPILED
+            if cause not in (PARTLY_COMPILED, PARTIAL_STEPS)
         ),
         f"odd against even launches: {effect.ratio:.3f}x, {_bound(effect.low)} to {_bound(effect.high)}, where 1 is the truth",
         *_describe_launches(latest, share),

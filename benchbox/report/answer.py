@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from benchbox.analysis.answers import SETUP_FIELDS, answers
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.quantities import counted, quantity
-from benchbox.analysis.summary import BUSY_HOST, MISSING, PARTLY_COMPILED, RECOMPILED, label
+from benchbox.analysis.summary import BUSY_HOST, MISSING, PARTIAL_STEPS, PARTLY_COMPILED, RECOMPILED, label
 from benchbox.registry.statuses import DIVERGED
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _DOUBTS = {
     BUSY_HOST: "It was measured on a busy host.",
     RECOMPILED: "It compiled in measured steps.",
     PARTLY_COMPILED: "A part of it ran uncompiled.",
+    PARTIAL_STEPS: "Its measured steps were not whole.",
 }
 
 

@@ -20,6 +20,7 @@ from benchbox.analysis.summary import (
     MAX_SPREAD,
     MISSING,
     ONE_LAUNCH,
+    PARTIAL_STEPS,
     PARTLY_COMPILED,
     RECOMPILED,
     CellSummary,
@@ -138,6 +139,8 @@ _MARK_NOTES = {
     "training; more warm-up steps help, unless shapes change.",
     PARTLY_COMPILED: f"{PARTLY_COMPILED}: a function ran uncompiled, because torch.compile gave it up or had reached its limit "
     "of variants of it.",
+    PARTIAL_STEPS: f"{PARTIAL_STEPS}: in measured steps, optim.spike skipped the update of the weights or the backbone was "
+    "frozen (optim.freeze_backbone_steps); whole steps take more time and memory.",
 }
 
 

@@ -84,6 +84,17 @@ def test_memory_is_refuted_only_by_a_step_of_the_size_that_is_predicted(record, 
     assert beyond.residual.endswith("the size of this peak" if verdict == "incomparable" else "no formula has it")
 
 
+def test_steps_that_were_skipped_refute_nothing(record):
+    name, entry = next(iter(record["collectives"].items()))
+    skipped, fewer = record | {"skipped_steps": [0]}, record["collectives"] | {name: entry | {"count": entry["count"] + 1}}
+    larger = round(record["memory"]["worst"]["allocated_peak_bytes"] * 1.06)
+    for measured, verdict in ((skipped, "incomparable"), (record, "refuted")):
+        entries = reconciled(measured, peak_bytes=larger, collectives=fewer)
+        assert [entry.verdict for entry in entries] == [verdict, verdict]
+        assert all(("optim.spike skipped steps" in entry.residual) == (verdict == "incomparable") for entry in entries)
+    assert [entry.verdict for entry in reconciled(skipped)] == ["confirmed", "confirmed"]
+
+
 def test_only_a_small_difference_is_called_small_tensors(record):
     peak = record["memory"]["worst"]["allocated_peak_bytes"]
     assert "small tensors" in reconciled(record, peak_bytes=peak - 2**14)[0].residual

@@ -197,6 +197,17 @@ def test_a_cell_of_which_one_rank_compiled_in_measured_steps_or_left_code_uncomp
         assert summary.values["compile_time_s"].value == 3.0
 
 
+def test_a_cell_whose_measured_steps_were_not_whole_is_marked():
+    """A step that was skipped, or a backbone that was frozen, in the warm-up does not count."""
+    record = example_record(launch=1)
+    warmup, cell = record["warmup_steps"], record["cell"]
+    for steps, marks in ((warmup, ()), (warmup + 1, ("partial steps",))):
+        frozen = record | {"cell": cell | {"optim": cell["optim"] | {"freeze_backbone_steps": steps}}}
+        assert summary_of(frozen, example_record(launch=2)).marks == marks
+        skipped = record | {"skipped_steps": [steps - 1]}
+        assert summary_of(skipped, example_record(launch=2)).marks == marks
+
+
 def test_a_summary_of_some_launches_has_their_figures_and_their_status():
     records = [example_record(launch=number, step_s=step_s) for number, step_s in enumerate((0.1, 0.2, 0.3), 1)]
     records[0] |= {"status": "oom", "error": OOM}
