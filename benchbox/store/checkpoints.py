@@ -32,9 +32,10 @@ REMEDY = "restore it from a copy, or take another checkpoint"  # for a file of a
 _PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
 _CHUNK_BYTES = 1 << 24
 # Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, whether
-# activations are recomputed, what is compiled, whether padding is left out. The samples of a step stay the same.
+# activations are recomputed, what is compiled, whether padding is left out, how many processes load. The samples of a step stay
+# the same.
 _SPLIT = ("batch", "accumulation", "world_size")
-_CHANGEABLE = {"backend", "shard_size", "checkpointing", "compile", "padding", *_SPLIT}
+_CHANGEABLE = {"backend", "shard_size", "checkpointing", "compile", "padding", "data.workers", *_SPLIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

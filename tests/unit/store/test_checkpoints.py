@@ -85,6 +85,13 @@ def test_backend_and_split_may_change_while_the_samples_of_a_step_stay(tmp_path:
         configuration_changes(checkpoint, replace(other, seed=cell.seed + 1))
 
 
+def test_the_number_of_loader_processes_may_change(tmp_path: Path) -> None:
+    """It changes no sample."""
+    fewer = replace(CELL, data=replace(CELL.data, workers=0))
+    changes = configuration_changes(save_checkpoint(tmp_path, 3), fewer)
+    assert changes == [f"data.workers is {CELL.data.workers} there and 0 here"]
+
+
 def test_a_guard_against_spikes_that_is_added_or_taken_out_is_another_configuration(tmp_path: Path) -> None:
     guarded = replace(CELL, optim=replace(CELL.optim, spike=SpikeSpec(action="skip")))
     with pytest.raises(ConfigurationError, match=r"another configuration: optim\.spike is None there and \{.*'skip'.*\} here"):
