@@ -93,12 +93,12 @@ class Job:
 
     def check_folder(self) -> None:
         """Raise ConfigurationError if the folder holds files and no job of benchbox: `prepare` would delete them."""
-        if not self._is_used and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        if not self.was_prepared and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             message = "exists, and is no folder of benchbox, which would empty it"
             raise ConfigurationError(Problem(str(self.folder), message, "name another directory with --out"))
 
     @property
-    def _is_used(self) -> bool:
+    def was_prepared(self) -> bool:
         """Return whether the folder holds the files of an earlier attempt."""
         try:
             return "kind" in read_json(self.file)

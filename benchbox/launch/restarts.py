@@ -21,6 +21,7 @@ _PERMANENT_ERRORS = ("ConfigurationError", "DataError", "RecordError", "LaunchEr
 _VERDICTS = ("ThresholdError", "GradientSpikeError")
 _STAGES = ("train", "validate")
 _PROCESS_ERRORS = ("Killed", "Terminated", "ExitError")
+FAILED_LAUNCH = "launch-failed-"  # prefix of the folders with the files of ranks that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def record_restart(folder: Path, outcome: Outcome, number: int, limit: int) -> R
         from_step=newest_steps(folder / "checkpoints"),
         reason=f"{rank}{error['type']}: {first_line}",
     )
-    failed = folder / f"launch-failed-{len(previous) + 1}"
+    failed = folder / f"{FAILED_LAUNCH}{len(previous) + 1}"
     shutil.rmtree(failed, ignore_errors=True)
     (folder / "launch").rename(failed)
     write_json(folder / "restarts.json", {"restarts": [*previous, {**asdict(restart), "files": failed.name}]})

@@ -9,7 +9,7 @@ from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedE
 from benchbox.launch.capacity import capacity_refusal, shared_cores_warning
 from benchbox.launch.follower import RowFollower
 from benchbox.launch.job import Job
-from benchbox.launch.restarts import is_restartable, record_restart
+from benchbox.launch.restarts import FAILED_LAUNCH, is_restartable, record_restart
 from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.outcome import Outcome
 from benchbox.registry.phases import CHECKPOINT
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from benchbox.launch.training_progress import TrainingProgress
     from benchbox.spec.train import TrainConfig
     from benchbox.worker.job_file import TrainJob
+
+_REMOVED_FILES = ("metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json")
+_REPLACED_FILES = ("data.json", "weights.json")
 
 
 def launch_training(
@@ -80,8 +83,9 @@ def launch_training(
         nnodes=launcher.nnodes,
     )
     job.check_folder()
+    _check_files(folder, job)
     if not resume:
-        for name in ("metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json"):
+        for name in _REMOVED_FILES:
             (folder / name).unlink(missing_ok=True)
     with progress.display():
         outcome = _run_once(config, job, folder, launcher, progress, stop_signals)
@@ -159,6 +163,16 @@ def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progres
         )
     if paths:
         progress.message(describe_resume(paths[-1], cell))
+
+
+def _check_files(folder: Path, job: Job) -> None:
+    """Raise ConfigurationError if the folder has files with the names of a training's, and no training has run in it."""
+    if job.was_prepared or list_checkpoints(folder / "checkpoints") or any(folder.glob(f"{FAILED_LAUNCH}*")):
+        return
+    for name in (*_REMOVED_FILES, *_REPLACED_FILES):
+        if (folder / name).exists():
+            message = "exists, and is not of a training in this folder, which would replace it"
+            raise ConfigurationError(Problem(str(folder / name), message, "name another directory with --out"))
 
 
 class _StopRequests:

@@ -74,3 +74,24 @@ def test_a_profile_and_a_training_delete_nothing_beside_a_folder_of_others(tmp_p
             stop_signals=(),
         )
     assert all((tmp_path / name).exists() for name in names)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json", "data.json", "weights.json"]
+)
+def test_a_training_replaces_no_file_of_others(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / "train.yaml").write_text(TRAIN)
+    (tmp_path / name).write_text("[1, 2]")
+    unused = cast("Any", SimpleNamespace(nnodes=1, message=print))
+    with pytest.raises(ConfigurationError, match=rf"{name}: exists, and is not of a training in this folder.*; name another"):
+        launch_training(
+            load_train(tmp_path / "train.yaml"),
+            tmp_path,
+            resume=resume,
+            launcher=unused,
+            max_restarts=0,
+            progress=unused,
+            stop_signals=(),
+        )
+    assert (tmp_path / name).read_text() == "[1, 2]"

@@ -111,9 +111,11 @@ def test_a_training_that_begins_anew_keeps_nothing_of_one_that_saved_no_checkpoi
 ) -> None:
     for name in ("metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json"):
         (tmp_path / name).write_text("{}\n")
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "job.json").write_text('{"kind": "train"}')
     monkeypatch.setattr(training, "_run_once", lambda *_: Outcome("ok"))
     assert launch(tmp_path) == Outcome("ok")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["launch"]
 
 
 def test_the_capacity_of_a_machine_is_compared_with_the_ranks_of_one_node(
