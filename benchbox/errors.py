@@ -62,6 +62,12 @@ class DataError(BenchboxError):
     exit_code = EXIT_USAGE
 
 
+class CheckpointError(DataError):
+    """A checkpoint of a training could not be written."""
+
+    exit_code = EXIT_CELL_FAILED
+
+
 class RecordError(BenchboxError):
     """A run directory or a record in it cannot be read."""
 

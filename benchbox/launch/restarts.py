@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from benchbox.launch.supervise.outcome import Outcome
 
-# Errors of the configuration or the data, or of starting any rank: another attempt would end the same way.
-_PERMANENT_ERRORS = ("ConfigurationError", "DataError", "RecordError", "LaunchError")
+# Errors of the configuration, the data or the disk, or of starting any rank: another attempt would end the same way.
+_PERMANENT_ERRORS = ("ConfigurationError", "DataError", "CheckpointError", "RecordError", "LaunchError")
 # Errors by which an audit or the guard against spikes ends a training: another attempt, from the newest checkpoint on, could
 # miss what they have seen.
 _VERDICTS = ("ThresholdError", "GradientSpikeError")

@@ -65,7 +65,7 @@ def train(
 
     Raises:
         ConfigurationError: the validation has no such metric as `keep_best` compares. What was trained until then is saved.
-        DataError: a checkpoint could not be written.
+        CheckpointError: a checkpoint could not be written.
         NonFiniteError: a loss or gradient norm is not finite. No checkpoint is saved after it.
         ThresholdError: an audit ends the training. No checkpoint is saved after it.
     """

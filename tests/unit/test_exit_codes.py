@@ -10,6 +10,7 @@ CODES = {
     "BenchboxError": (1, "crash"),
     "ConfigurationError": (2, "unsupported"),
     "DataError": (2, "crash"),
+    "CheckpointError": (3, "crash"),
     "RecordError": (2, "crash"),
     "UnsupportedError": (3, "unsupported"),
     "MismatchError": (3, "mismatch"),

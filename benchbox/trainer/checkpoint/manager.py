@@ -98,7 +98,7 @@ class CheckpointManager:
         """Return whether a checkpoint is saved after `completed` steps, of which the `last` is always saved.
 
         Raises:
-            DataError: the save that runs in the background has failed.
+            CheckpointError: the save that runs in the background has failed.
         """
         if self._task is not None and self._task.has_failed:
             self.close()
@@ -114,7 +114,7 @@ class CheckpointManager:
             score: the value of the metric that `keep_best` compares, lower is better; None where it was not computed.
 
         Raises:
-            DataError: this checkpoint, or the one before it, could not be written.
+            CheckpointError: this checkpoint, or the one before it, could not be written.
             UnsupportedError: the backend cannot be saved.
         """
         self.close()
@@ -147,7 +147,7 @@ class CheckpointManager:
         """Wait for the save that runs in the background.
 
         Raises:
-            DataError: it could not be written.
+            CheckpointError: it could not be written.
         """
         task, self._task = self._task, None
         if task is not None:

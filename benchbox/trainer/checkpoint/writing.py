@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from benchbox.dcp.files import METADATA, write_shards
 from benchbox.dcp.untrusted import first_line
-from benchbox.errors import DataError
+from benchbox.errors import CheckpointError, DataError
 from benchbox.store.checkpoints import (
     TENSORS,
     TRAINER,
@@ -58,11 +58,11 @@ def write_checkpoint(
             removal of older ones.
 
     Raises:
-        DataError: on every rank, if it cannot be written on one of them.
+        CheckpointError: on every rank, if it cannot be written on one of them.
     """
     try:
         _write(folder, contents, group, keep, keep_best, warn)
-    except DataError:  # on all ranks: none writes any more
+    except CheckpointError:  # on all ranks: none writes any more
         if rank() == 0:  # the reason may be a full disk, and the error is to be reported on it
             shutil.rmtree(partial_folder(folder, contents.manifest.steps), ignore_errors=True)
         raise
@@ -106,7 +106,7 @@ def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> l
     """Do a piece of work on every rank and return the results of all ranks, by rank.
 
     Raises:
-        DataError: on every rank if one failed, so that no rank waits for it.
+        CheckpointError: on every rank if one failed, so that no rank waits for it.
     """
     result, problem = None, None
     try:
@@ -120,7 +120,7 @@ def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> l
     for number, (text, _) in enumerate(answers):
         if text is not None:
             where = "" if text.startswith("rank ") else f"rank {number}: "  # an error of tensors names its rank on all of them
-            raise DataError(f"the checkpoint could not be written on {where}{text}")
+            raise CheckpointError(f"the checkpoint could not be written on {where}{text}")
     return [value for _, value in answers]
 
 

@@ -111,6 +111,7 @@ def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(planned, tmp_
         ("RuntimeError", EXIT_CELL_FAILED),
         ("ConfigurationError", EXIT_USAGE),
         ("DataError", EXIT_USAGE),
+        ("CheckpointError", EXIT_CELL_FAILED),
         ("ThresholdError", EXIT_THRESHOLD),
     ],
 )

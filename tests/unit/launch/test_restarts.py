@@ -56,6 +56,7 @@ def launch(folder: Path, stop_signals: Sequence[str] = ()) -> Outcome:
         (outcome("crash", "ThresholdError"), False),  # an audit ended it
         (outcome("crash", "GradientSpikeError"), False),
         (outcome("crash", "DataError"), False),
+        (outcome("crash", "CheckpointError"), False),  # the disk is full
         (outcome("crash", "LaunchError", None), False),
         (outcome("unsupported", "ConfigurationError"), False),
         (outcome("nan", "NonFiniteError"), False),

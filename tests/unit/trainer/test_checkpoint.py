@@ -14,7 +14,7 @@ import torch
 
 from benchbox.backends.base import Prepared
 from benchbox.dcp.files import TensorFolder
-from benchbox.errors import ConfigurationError, DataError, UnsupportedError
+from benchbox.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from benchbox.optim import build_schedule
 from benchbox.optim.kahan import KahanAdamW
 from benchbox.spec.train import BestSection, CheckpointSection
@@ -131,7 +131,7 @@ def test_a_save_that_fails_is_an_error_of_the_training_and_leaves_no_checkpoint(
     first = manager.save(SmallSession(), 1)
     manager.close()
     refuse_writes(tmp_path, monkeypatch)
-    with pytest.raises(DataError, match=r"could not be written on rank 0: OSError: .*No space left on device"):
+    with pytest.raises(CheckpointError, match=r"could not be written on rank 0: OSError: .*No space left on device"):
         save_and_wait(manager, 2)
     assert list_checkpoints(tmp_path) == [first]
     assert (tmp_path / "latest").resolve() == first
