@@ -155,9 +155,17 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
     if completed < config.steps:
         events.write("stopped", completed=completed, signal=signals.requested)
     elif validation is not None and validation.completed != completed and rank == 0:
-        message = "the training was asked to stop, and has no validation after its last step"
-        remedy = "" if checkpoints is None else f": benchbox validate {folder} computes it"
-        events.write("warning", message=f"{message}{remedy}")
+        events.write("warning", message=_describe_missing_validation(config, folder))
+
+
+def _describe_missing_validation(config: TrainConfig, folder: Path) -> str:
+    """Return a line about the validation after the last step that a signal ended, with the command that computes the same."""
+    message, section = "the training was asked to stop, and has no validation after its last step", config.validation
+    if not config.checkpoint.every:
+        return message
+    options = " --ema" if section.weights == "averages" else ""
+    options += "" if section.max_samples is None else f" --max-samples {section.max_samples}"
+    return f"{message}: benchbox validate {folder}{options} computes it"
 
 
 def _awaited(checkpoint: Path) -> Path:
