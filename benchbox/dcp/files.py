@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,21 @@ def write_shards(folder: Path, tensors: Mapping[str, Shards], group: dist.Proces
         )
     except CheckpointException as error:  # no subclass of Exception
         number, (cause, _) = next(iter(error.failures.items()))
-        raise DataError(f"rank {number}: {type(cause).__name__}: {first_line(cause)}") from error
+        raise DataError(f"rank {number}: {describe_failure(cause)}") from error
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return class and message of the error of a write, or of the OSError behind it, and what to do where the disk is full.
+
+    torch's writer finishes its file also where the disk refused a part of it, and raises an error of its own about that.
+    """
+    shown, cause = error, error.__cause__ or error.__context__
+    while not isinstance(shown, OSError) and cause is not None:
+        if isinstance(cause, OSError):
+            shown = cause
+        cause = cause.__cause__ or cause.__context__
+    is_full = isinstance(shown, OSError) and shown.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{type(shown).__name__}: {first_line(shown)}{'; make room, or write elsewhere' if is_full else ''}"
 
 
 class TensorFolder:

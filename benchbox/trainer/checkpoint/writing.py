@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from benchbox.dcp.files import METADATA, write_shards
-from benchbox.dcp.untrusted import first_line
+from benchbox.dcp.files import METADATA, describe_failure, write_shards
 from benchbox.errors import CheckpointError, DataError
 from benchbox.store.checkpoints import (
     TENSORS,
@@ -125,7 +124,7 @@ def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> l
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
+    return str(error) if isinstance(error, DataError) else describe_failure(error)
 
 
 class BackgroundTask:

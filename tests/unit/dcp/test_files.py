@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,17 @@ def test_every_rank_flushes_its_tensors_to_disk(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "fsync", note)
     write_shards(tmp_path, {"weight": full_shards(torch.ones(2))}, None)
     assert "__0_0.distcp" in flushed
+
+
+def test_a_write_that_the_system_refuses_has_the_reason_of_the_system(tmp_path: Path) -> None:
+    """torch then raises an error of its writer, `unexpected pos 704 vs 598`."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"^rank 0: OSError: \[Errno 27\] File too large$"):
+            write_shards(tmp_path / "tensors", {"a": full_shards(torch.zeros(1 << 16))}, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_metadata_that_names_a_file_of_another_folder_is_refused(tmp_path: Path) -> None:
