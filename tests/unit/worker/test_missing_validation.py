@@ -1,4 +1,4 @@
-"""What a training says that was stopped in the validation after its last step."""
+"""Warning of a training that was stopped in the validation after its last step."""
 
 from pathlib import Path
 
