@@ -69,6 +69,10 @@ class _Fsdp1(Backend):
                 module.to(DTYPES[recipe.storage])  # it is never stepped
         dtypes = {name: parameter.dtype for name, parameter in live_parameters(policy)}
         model = accelerator.prepare_model(self._wrap(policy, accelerator) if sharded else policy)
+        for handle in fsdp1_handles(model):
+            # Else only the first forward would make the parameters views of flat shards that accelerate has upcast: a checkpoint
+            # that is restored before would be rounded, and the moments that it needs made in 16 bits.
+            handle._use_sharded_views()  # noqa: SLF001 (torch has no public API)
         if weights is not None:
             _fill_shards(model, weights, dtypes)
         stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(model))), optim)
@@ -105,8 +109,6 @@ class _Fsdp1(Backend):
         return super().stepped_tensors()
 
     def refresh_live(self) -> None:
-        for parameter, _, _, part in _flat_parts(self.prepared.model):
-            part.copy_(parameter.detach().view(-1))  # nothing changes, unless accelerate has upcast the flat shard
         self.reshard()  # a unit that forward passes without a backward pass left gathered would not be gathered anew
 
     def reshard(self) -> None:
@@ -172,10 +174,7 @@ def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str
             buffers[name].copy_(full)
         elif parameters[name] in shards:
             part, elements = shards[parameters[name]]
-            value = full.flatten()[elements].to(dtypes[name])
-            part.copy_(value)
-            # A view of the flat shard, unless accelerate has upcast that: then the first forward copies this into it.
-            parameters[name].detach().view(-1).copy_(value)
+            part.copy_(full.flatten()[elements].to(dtypes[name]))
 
     weights.materialise(write)
 

@@ -32,6 +32,9 @@ DEFAULT_TARGETS = (*DEFAULT, "ddp", "hsdp")
 # Backends that shard frozen weights, each in its own way: in units of their own, and in partitions.
 FROZEN = ["fsdp1_full", "zero3"]
 DEFAULT_FROZEN = ["zero3"]
+# Backends on which accelerate upcasts parameters that are already sharded, where a recipe leaves masters to the backend.
+UPCAST = ["fsdp1_full", "fsdp2"]
+DEFAULT_UPCAST = ["fsdp1_full"]
 # Every backend is left once, and gone to once or more: (from, to, ranks).
 MOVES = [
     *(("single", target, 2) for target in ("ddp", "fsdp1_full", "fsdp1_grad_op", "zero1")),
@@ -114,6 +117,14 @@ class Trainings:
             backend: replace(part, folder=folder / f"{backend}-frozen-resumed", restore=part.checkpoint(STOP))
             for backend, part in self.frozen.items()
         }
+        self.upcast = {
+            backend: TrainingPart(cell(backend, 2, recipe="bf16_naive"), folder / f"{backend}-upcast", STEPS, every=STOP)
+            for backend in (UPCAST if exhaustive else DEFAULT_UPCAST)
+        }
+        self.upcast_resumed = {
+            backend: replace(part, folder=folder / f"{backend}-upcast-resumed", restore=part.checkpoint(STOP))
+            for backend, part in self.upcast.items()
+        }
         self.stateful = {
             backend: TrainingPart(
                 cell(backend, 2, optim=STATEFUL),
@@ -147,6 +158,7 @@ class Trainings:
     def run(self) -> None:
         """Run all trainings in four process groups, each after those that it continues."""
         unmoved = [*self.straight.values(), *self.resumed.values(), *self.frozen.values(), *self.frozen_resumed.values()]
+        unmoved += [*self.upcast.values(), *self.upcast_resumed.values()]
         unmoved += [*self.stateful.values(), *self.stateful_resumed.values()]
         moved = list(self.moved.values())
         first, *between, last = self.chain
@@ -224,6 +236,16 @@ def test_a_checkpoint_of_what_trains_resumes_with_the_frozen_weights_of_the_seed
     assert saved < everything
     assert not any("vision" in key for key in saved)
     assert {key.partition("/")[2] for key in saved} == set(part.trainer()["parameters"])
+    assert resumed.losses() == part.losses()[STOP:]
+    assert_equal_state(resumed, part, STEPS)
+
+
+@pytest.mark.parametrize("backend", in_tiers(UPCAST, DEFAULT_UPCAST.__contains__))
+def test_masters_of_a_backend_that_upcasts_its_shards_are_restored_as_they_were(trainings: Trainings, backend: str) -> None:
+    """Float32 before the first step too, which comes after the checkpoint was restored."""
+    part, resumed = trainings.upcast[backend], trainings.upcast_resumed[backend]
+    weights = [tensor for key, tensor in part.tensors(STOP).items() if key.startswith("weights/") and tensor.numel() > 1000]
+    assert not any(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
     assert resumed.losses() == part.losses()[STOP:]
     assert_equal_state(resumed, part, STEPS)
 
