@@ -35,7 +35,7 @@ from benchbox.optim import freeze, plan_groups
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
-from benchbox.registry.recipes import recipe_by_name
+from benchbox.registry.recipes import STATES_PER_ELEMENT, recipe_by_name
 from benchbox.session.build import generated_samples, trimmable_parts
 from benchbox.session.construction import construct_policy
 from benchbox.theory.prediction import Estimate, predict
@@ -66,13 +66,6 @@ _WHOLE = (
 )
 _CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
 _Trace = tuple[Structure, Timeline, tuple[str, ...]]
-# Numbers that an optimizer keeps for each element: two moments, and KahanAdamW what rounding lost.
-_STATES = {
-    "benchbox.backends.optimizers:fused_adamw": 2,
-    "torch.optim:AdamW": 2,
-    "benchbox.optim.stochastic:StochasticAdamW": 2,
-    "benchbox.optim.kahan:KahanAdamW": 3,
-}
 
 
 class Estimator:
@@ -107,7 +100,7 @@ class Estimator:
         if step is not None and step < cell.optim.freeze_backbone_steps:
             frozen = f"for {cell.optim.freeze_backbone_steps} steps (optim.freeze_backbone_steps)"
             raise UnsupportedError(f"the backbone is frozen {frozen}: such steps are not predicted")
-        if (optimizer := recipe_by_name(cell.recipe).optimizer) not in _STATES:
+        if (optimizer := recipe_by_name(cell.recipe).optimizer) not in STATES_PER_ELEMENT:
             raise UnsupportedError(f"what {optimizer} of recipe {cell.recipe} keeps for each parameter is not known")
         structure, timeline, notes = self._trace(cell, step)
         return predict(structure, timeline, _setup(cell, self._device), notes)
@@ -159,7 +152,7 @@ def _setup(cell: Cell, device: Literal["cpu", "cuda"]) -> CellSetup:
         live_size=live,
         stepped_size=stepped,
         moment_size=stepped,
-        states=_STATES[recipe.optimizer],
+        states=STATES_PER_ELEMENT[recipe.optimizer],
         masters=recipe.masters if is_replicated else cell.backend.startswith("zero"),
         spike_guard=cell.optim.spike is not None,
         averages=cell.optim.ema_decay is not None,

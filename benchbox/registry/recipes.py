@@ -36,6 +36,13 @@ class Tolerance:
 
 RecipeDtype = Literal["float32", "bfloat16"]
 TORCH_ADAMW = "benchbox.backends.optimizers:fused_adamw"
+# Numbers that an optimizer keeps for each element: two moments, and KahanAdamW what rounding lost.
+STATES_PER_ELEMENT = {
+    TORCH_ADAMW: 2,
+    "torch.optim:AdamW": 2,
+    "benchbox.optim.stochastic:StochasticAdamW": 2,
+    "benchbox.optim.kahan:KahanAdamW": 3,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

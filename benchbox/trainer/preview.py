@@ -14,7 +14,7 @@ from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import freeze, plan_groups, rate_factor
 from benchbox.registry.backends import backend_info
 from benchbox.registry.freezing import FREEZE_PRESETS
-from benchbox.registry.recipes import recipe_by_name
+from benchbox.registry.recipes import STATES_PER_ELEMENT, recipe_by_name
 from benchbox.registry.refusals import cell_refusal
 from benchbox.session.build import build_cell_policy, open_cell_data
 
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from benchbox.spec.train import TrainConfig
 
 _SIZES = {"float32": 4, "bfloat16": 2}
-_MOMENTS = 2  # of AdamW, per element
+_MOMENTS = 2  # of an optimizer that is not ours, per element: those of AdamW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPreview:
     """A parameter group: its plan, its counts, and the learning rate of every step.
 
-    Bytes are of whole tensors, one copy of each: sharding divides them by ranks, replication multiplies them.
+    Bytes are of whole tensors, one copy of each: sharding divides them by ranks, replication multiplies them. Those of moments
+    are of everything that the optimizer keeps for each element.
     """
 
     plan: GroupPlan
@@ -99,7 +100,7 @@ def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config:
         elements=elements,
         weights_bytes=elements * _SIZES[recipe.storage],
         masters_bytes=elements * _SIZES["float32"] if keeps_masters else 0,
-        moments_bytes=elements * _MOMENTS * _SIZES[stepped],
+        moments_bytes=elements * STATES_PER_ELEMENT.get(recipe.optimizer, _MOMENTS) * _SIZES[stepped],
         averages_bytes=elements * _SIZES["float32"] if cell.optim.ema_decay is not None else 0,
         rates=tuple(plan.lr * factor(step) for step in range(config.steps)),
     )

@@ -29,6 +29,7 @@ def test_a_preview_puts_its_sample_on_no_gpu(monkeypatch: pytest.MonkeyPatch) ->
         ("ddp", "fp32", (4, 0, 8)),
         ("ddp", "bf16_master", (2, 4, 8)),
         ("ddp", "bf16_pure", (2, 0, 4)),
+        ("ddp", "bf16_kahan", (2, 0, 6)),  # and what rounding lost
         ("ddp", "bf16_naive", (2, 0, 4)),
         ("fsdp2", "bf16_naive", (2, 4, 8)),
     ],
