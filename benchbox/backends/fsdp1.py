@@ -70,7 +70,7 @@ class _Fsdp1(Backend):
         dtypes = {name: parameter.dtype for name, parameter in live_parameters(policy)}
         model = accelerator.prepare_model(self._wrap(policy, accelerator) if sharded else policy)
         for handle in fsdp1_handles(model):
-            # Else only the first forward would make the parameters views of flat shards that accelerate has upcast. A checkpoint
+            # Else the first forward would make the parameters views of flat shards that accelerate has upcast. A checkpoint
             # that is restored before would be rounded, and the moments that it needs made in 16 bits.
             handle._use_sharded_views()  # noqa: SLF001 (torch has no public API)
         if weights is not None:
