@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from benchbox.errors import NonFiniteError
 from benchbox.store.files import json_text, keep_rows
+from benchbox.trainer.sample_table import gather
 from benchbox.trainer.trackers.fan_out import Trackers
 
 if TYPE_CHECKING:
@@ -176,6 +177,11 @@ def _mean_parts(results: list[StepResult], device: torch.device) -> list[dict[st
         for name, part in result.parts.items():
             count = result.part_counts[name]
             row[names.index(name)] = torch.stack((part * count, count))
-    if dist.is_initialized():
-        dist.all_reduce(sums)
-    return [{name: total / count for name, (total, count) in zip(names, step, strict=True) if count} for step in sums.tolist()]
+    if not names:
+        return [{} for _ in results]
+    totals = torch.zeros_like(sums, dtype=torch.float64)
+    for rank_sums in gather(sums.flatten()):  # an all-reduce adds in an order that depends on the size of the block
+        totals += rank_sums.view_as(sums)
+    return [
+        {name: total / count for name, (total, count) in zip(names, step, strict=True) if count} for step in totals.tolist()
+    ]
