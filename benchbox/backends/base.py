@@ -23,13 +23,13 @@ from benchbox.optim import MasterWeightOptimizer, clip_coefficient, plan_groups,
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch.optim import Optimizer
 
     from benchbox.dcp.shards import Shards
     from benchbox.optim import GroupPlan, StepSchedule
-    from benchbox.registry.contracts import Policy
+    from benchbox.registry.contracts import Batch, Policy
     from benchbox.registry.launch_record import Setting
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
@@ -143,6 +143,16 @@ class Backend(ABC):
     def skips_frozen_work(self) -> bool:
         """True while the backward pass leaves out gradients of parameters that later steps train."""
         return bool(self._frozen) and not self.drops_frozen_gradients
+
+    def rehearse(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Have what the first step of a process changes for the later ones changed, before a checkpoint is restored.
+
+        All ranks must call it. It may draw random numbers and change buffers, which are restored afterwards.
+
+        Args:
+            batches: those of the steps after the resume, which are returned.
+        """
+        return batches
 
     def clip(self) -> None:
         """Set `grad_norm`, and scale the gradients so that it is at most `max_grad_norm`. Frozen parameters have no part."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from benchbox.dcp.shards import Shards
     from benchbox.optim import GroupPlan
+    from benchbox.registry.contracts import Batch
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
 
@@ -110,3 +113,17 @@ class Ddp(_Replicated):
         if boundary or not isinstance(model, DistributedDataParallel):
             return nullcontext()
         return model.no_sync()
+
+    def rehearse(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Take a forward and a backward pass, after the first of which DDP arranges its buckets anew.
+
+        Where more than two ranks add gradients, the place of one in its bucket decides in which order, and so its rounding.
+        """
+        if not isinstance(self.prepared.model, DistributedDataParallel) or dist.get_world_size() <= 2:
+            return batches
+        batch = next(batches)
+        with self.compute():
+            losses = self.prepared.model({name: tensor.to(self.device) for name, tensor in batch.items()})
+        losses.total.backward()
+        self.zero_grad()
+        return chain([batch], batches)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchbox.measure.phases import ProgressTracker
+    from benchbox.registry.contracts import Batch
     from benchbox.store.events import EventWriter
     from benchbox.worker.job_file import TrainJob
     from benchbox.worker.stop_signals import StopSignals
@@ -97,7 +98,9 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
             write_json(folder / "weights.json", session.loaded.to_dict())
         if checkpoints is not None:
             session.backend.training_state()  # a backend that cannot be saved says so before the first step
+        batches: Iterator[Batch] = stream
         if checkpoint:
+            batches = session.backend.rehearse(stream)
             manager.restore(session, checkpoint)
             if rank == 0:
                 print(describe_resume(checkpoint, cell), flush=True)
@@ -140,7 +143,7 @@ def train(job: TrainJob, rank: int, tracker: ProgressTracker, events: EventWrite
         reporter.enter_stage("train", config.steps - start)
         completed = run_loop(
             session,
-            utilisation.record(stream),
+            utilisation.record(batches),
             start=start,
             steps=config.steps,
             metrics=metrics,

@@ -87,12 +87,14 @@ def run(part: dict, rank: int) -> None:
         session = build_session(cell, policy, stream.statistics)
         if part["averages"]:
             session.averages = Averages(session)
+        batches = iter(stream)
         if restored is not None:
+            batches = session.backend.rehearse(batches)
             checkpoints.restore(session, restored)
             if part["steps"] == start:
                 checkpoints.save(session, start)
         for step in range(start, part["steps"]):
-            batch = next(stream)
+            batch = next(batches)
             if step in part["spikes"]:
                 batch["action"] = batch["action"] * 1e3
             result = session.step([batch])

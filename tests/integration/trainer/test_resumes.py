@@ -125,6 +125,8 @@ class Trainings:
             backend: replace(part, folder=folder / f"{backend}-upcast-resumed", restore=part.checkpoint(STOP))
             for backend, part in self.upcast.items()
         }
+        self.buckets = TrainingPart(cell("ddp", 4), folder / "buckets", STEPS, every=STOP)
+        self.buckets_resumed = replace(self.buckets, folder=folder / "buckets-resumed", restore=self.buckets.checkpoint(STOP))
         self.stateful = {
             backend: TrainingPart(
                 cell(backend, 2, optim=STATEFUL),
@@ -158,7 +160,7 @@ class Trainings:
     def run(self) -> None:
         """Run all trainings in four process groups, each after those that it continues."""
         unmoved = [*self.straight.values(), *self.resumed.values(), *self.frozen.values(), *self.frozen_resumed.values()]
-        unmoved += [*self.upcast.values(), *self.upcast_resumed.values()]
+        unmoved += [*self.upcast.values(), *self.upcast_resumed.values(), self.buckets, self.buckets_resumed]
         unmoved += [*self.stateful.values(), *self.stateful_resumed.values()]
         moved = list(self.moved.values())
         first, *between, last = self.chain
@@ -238,6 +240,11 @@ def test_a_checkpoint_of_what_trains_resumes_with_the_frozen_weights_of_the_seed
     assert {key.partition("/")[2] for key in saved} == set(part.trainer()["parameters"])
     assert resumed.losses() == part.losses()[STOP:]
     assert_equal_state(resumed, part, STEPS)
+
+
+def test_four_ranks_of_ddp_resume_with_the_buckets_of_later_steps(trainings: Trainings) -> None:
+    """DDP arranges them anew after its first step, and four ranks round a sum by the place of a gradient in them."""
+    assert_equal_state(trainings.buckets_resumed, trainings.buckets, STEPS)
 
 
 @pytest.mark.parametrize("backend", in_tiers(UPCAST, DEFAULT_UPCAST.__contains__))
