@@ -144,7 +144,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         DataError: the file is missing, unreadable, or a line is not a JSON object.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold the other line breaks of `splitlines`
     except FileNotFoundError:
         raise DataError(f"{path}: the file is missing") from None
     except (OSError, ValueError) as error:

@@ -38,10 +38,11 @@ def read_metadata(root: Path) -> DatasetMetadata:
         metadata = _READERS[version](root, info)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{root / 'meta'}: damaged metadata ({type(error).__name__}: {error}); restore the folder") from error
-    expected = 0
+    expected, episodes_file = 0, root / ("meta/episodes" if version == v30.VERSION else "meta/episodes.jsonl")
     for episode in metadata.episodes:
         if episode.from_index != expected or episode.length < 1:
-            raise DataError(f"{root / 'meta/episodes'}: episode {episode.index} does not follow the one before it")
+            problem = "does not follow the one before it" if episode.from_index != expected else "has no frames"
+            raise DataError(f"{episodes_file}: episode {episode.index} {problem}")
         expected = episode.to_index
     if info.get("total_frames") != expected:
         raise DataError(

@@ -86,7 +86,20 @@ def test_episodes_are_in_chunks_of_the_size_that_info_states(v21, tmp_path):
     assert read_index(open_dataset(root).image("front", 33)) == 33
 
 
+def test_tasks_may_hold_any_line_break_of_unicode(v21, tmp_path):
+    """LeRobot does not escape U+0085, U+2028 and U+2029 in JSON Lines, at which `str.splitlines` divides."""
+    root = shutil.copytree(v21, tmp_path / "copy")
+    texts = ["one\u2028two\u2029three", "one\x85two"]
+    rows = [json.dumps({"task_index": number, "task": text}, ensure_ascii=False) for number, text in enumerate(texts)]
+    (root / "meta/tasks.jsonl").write_text("\r\n".join(rows), encoding="utf-8")
+    assert open_dataset(root).tasks == tuple(texts)
+
+
 DAMAGE = {
+    "an episode without frames": (
+        lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 4, "tasks": [], "length": 0}\n'),
+        r"meta/episodes\.jsonl: episode 4 has no frames",
+    ),
     "no episodes": (lambda root: (root / "meta/episodes.jsonl").unlink(), r"episodes\.jsonl: the file is missing"),
     "a line cut off": (
         lambda root: (root / "meta/tasks.jsonl").write_text('{"task_index": 0}\n{"ta'),
