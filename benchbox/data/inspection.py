@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchbox.data.dataset.lerobot import RESPONSE, LeRobotDataset
+from benchbox.data.dataset.lerobot import RESPONSE, SUBTASK, LeRobotDataset
 from benchbox.data.format.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.format.layouts.v2 import read_episode_statistics
-from benchbox.data.format.metadata import ACTION, IMAGE_PREFIX, STATE
+from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.selection import select_frames
 from benchbox.data.writing.attempts import read_success_rates
@@ -76,7 +76,7 @@ def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
             facts[f"expert of {rate.env}"] = str(rate)
     except DataError as error:
         problems.append(str(error))
-    return Inspection(facts, [*problems, *_find_problems(dataset)])
+    return Inspection(facts, list(dict.fromkeys([*problems, *_find_problems(dataset)])))
 
 
 def _describe_partial_statistics(dataset: LeRobotDataset) -> str | None:
@@ -101,12 +101,17 @@ def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:
 
 
 def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
+    for name, count in (("total_episodes", len(dataset.episodes)), ("total_tasks", len(dataset.tasks))):
+        if (stated := dataset.info.get(name)) != count:
+            yield f"{dataset.root / 'meta/info.json'}: {name} is {stated!r:.60}, and the dataset has {count}; correct it"
     for episode in dataset.episodes:
         start, end = episode.from_index, episode.to_index - 1
         try:
             yield from _find_problems_of_rows(dataset, episode)
-            dataset.task(start)
-            dataset.text(RESPONSE, start)
+            for frame in _first_frames(dataset, episode, "task_index"):
+                dataset.task(frame)
+            for frame in _first_frames(dataset, episode, SUBTASK) or [start]:
+                dataset.text(RESPONSE, frame)
         except DataError as error:
             yield str(error)
             continue
@@ -117,6 +122,14 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
                 yield f"episode {episode.index}: {error}"
                 continue
             yield from _find_problems_of_sizes(dataset, episode, camera, sizes)
+
+
+def _first_frames(dataset: LeRobotDataset, episode: Episode, name: str) -> list[int]:
+    """Return the first frame of every value of a column in an episode, none if the dataset has no such column."""
+    if name not in dataset.features:
+        return []
+    _, rows = np.unique(dataset.column(name, episode.from_index, episode.to_index)[:, 0], return_index=True)
+    return [episode.from_index + int(row) for row in sorted(rows)]
 
 
 def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterator[str]:
@@ -135,7 +148,7 @@ def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterato
         except DataError as error:
             yield str(error)
     times = dataset.column("timestamp", start, end)[:, 0]
-    is_off = np.abs(times - np.arange(len(times)) / dataset.fps) > 0.5 / dataset.fps
+    is_off = ~(np.abs(times - np.arange(len(times)) / dataset.fps) <= 0.5 / dataset.fps)  # of NaN too
     if is_off.any():
         frame = int(is_off.argmax())
         row, at_s, expected_s = first_row + frame, times[frame], frame / dataset.fps
@@ -149,7 +162,7 @@ def _find_problems_of_sizes(
     dataset: LeRobotDataset, episode: Episode, camera: str, sizes: set[tuple[int, ...]]
 ) -> Iterator[str]:
     """Compare the sizes (3, H, W) of images with the shape in the metadata, which has its dimensions in either order."""
-    feature = next(name for name in dataset.features if name.removeprefix(IMAGE_PREFIX) == camera)
+    feature = dataset.camera_feature(camera)
     shape = dataset.features[feature]["shape"]
     path = episode.videos[feature].path if feature in episode.videos else dataset.locate(episode)[0]
     for _, height, width in sizes:

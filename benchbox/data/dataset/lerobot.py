@@ -109,6 +109,10 @@ class LeRobotDataset:
         """Camera names, in the order `meta/info.json` lists them."""
         return tuple(self._camera_features)
 
+    def camera_feature(self, camera: str) -> str:
+        """Return the name of a camera's feature."""
+        return self._camera_features[camera]
+
     @property
     def texts(self) -> tuple[str, ...]:
         """Names of the text features, in the order `meta/info.json` lists them."""

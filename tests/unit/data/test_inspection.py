@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +68,57 @@ def test_rows_that_are_not_those_of_the_episode_table_are_a_problem(tmp_path, ve
     else:
         path = root / "data/chunk-000/episode_000001.parquet"
         assert problems[1] == f"{path}: row 0 is frame 16, and episode 1 begins at frame 13"
+
+
+def copy_with_column(root, to, name, values):
+    """Copy a dataset of one data file, with other values in one of its columns."""
+    shutil.copytree(root, to)
+    (file,) = (to / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(values)), file)
+    return to
+
+
+def test_a_task_that_is_not_there_is_a_problem_wherever_an_episode_names_it(dataset_root, tmp_path):
+    root = copy_with_column(dataset_root, tmp_path / "copy", "task_index", [0] * 13 + [1] + [0] * 9 + [7] + [0] * 10)
+    assert inspect(open_dataset(root)).problems == [f"{root}/meta/tasks.parquet: no task 7, which frame 23 names"]
+
+
+def test_a_subtask_that_is_not_there_is_a_problem_wherever_an_episode_names_it(dataset_root, tmp_path):
+    root = annotate(dataset_root, tmp_path / "annotated", {"subtask_index": [-1] * 20 + [2] * 14}, ("reach", "push"))
+    assert inspect(open_dataset(root)).problems == [f"{root}/meta/subtasks.parquet: no subtask 2, which frame 20 names"]
+
+
+def test_a_time_that_is_no_number_is_a_problem(dataset_root, tmp_path):
+    times = [frame / 10 for frame in range(13)] + [0.0] + [frame / 10 for frame in range(20)]
+    times[5] = float("nan")
+    (problem,) = inspect(open_dataset(copy_with_column(dataset_root, tmp_path / "copy", "timestamp", times))).problems
+    assert "row 5 is at nan s of episode 0" in problem
+
+
+def test_totals_that_are_not_those_of_the_dataset_are_problems(dataset_root, tmp_path):
+    root = shutil.copytree(dataset_root, tmp_path / "copy")
+    path = root / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 5, "total_tasks": None}))
+    assert inspect(open_dataset(root)).problems == [
+        f"{path}: total_episodes is 5, and the dataset has 3; correct it",
+        f"{path}: total_tasks is None, and the dataset has 2; correct it",
+    ]
+
+
+def test_damage_that_several_episodes_share_is_one_problem(dataset_root, tmp_path):
+    root = shutil.copytree(dataset_root, tmp_path / "copy")
+    (file,) = (root / "data").rglob("*.parquet")
+    pq.write_table(pq.read_table(file).drop_columns(["action"]), file)
+    assert inspect(open_dataset(root)).problems == [f"{file}: no column 'action'"]
+
+
+def test_the_size_of_images_is_not_compared_with_a_feature_named_like_the_camera(dataset_root, tmp_path):
+    root = annotate(dataset_root, tmp_path / "annotated", {"front": [0] * 34})
+    path = root / "meta/info.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps(info | {"features": {"front": info["features"]["front"]} | info["features"]}))
+    assert inspect(open_dataset(root)).problems == []
 
 
 def test_the_shipped_sample_is_small_whole_and_has_four_cameras():
