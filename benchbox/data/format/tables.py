@@ -179,12 +179,10 @@ def _values(path: Path, name: str, feature: Mapping[str, Any], column: pa.Array)
     elif column.null_count:
         row = column.is_null().index(True).as_py()
         raise DataError(f"{path}: column {name!r} has no value in row {row}")
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        values = _to_numpy(column.flatten())
-    elif is_text:
-        values = np.array([text or "" for text in column.to_pylist()], dtype=object)
-    else:
-        values = _to_numpy(column)
+    flat = column
+    while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
+        flat = flat.flatten()  # of one dimension
+    values = np.array([text or "" for text in column.to_pylist()], dtype=object) if is_text else _to_numpy(flat)
     if values.size != len(column) * int(np.prod(feature["shape"])):
         raise DataError(f"{path}: the values of {name!r} do not have the shape {feature['shape']} given in info.json")
     expected, kinds = ("whole numbers", "iu") if name in INDICES else ("numbers", "biuf")

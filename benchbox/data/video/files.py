@@ -213,7 +213,8 @@ class VideoWriter:
         self._container = av.open(str(path), mode="w")
         options = {"crf": "23", "preset": "medium", "g": str(GOP), "bf": "0", "threads": "1"}
         self._stream = self._container.add_stream(CODEC, rate=Fraction(fps), options=options)
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, PIXEL_FORMAT
+        self._stream.width, self._stream.height = width, height
+        self._stream.pix_fmt = "yuv444p" if width % 2 or height % 2 else PIXEL_FORMAT  # which has one colour for 2 x 2 pixels
 
     def add(self, image: np.ndarray, *, key_frame: bool) -> None:
         """Append a frame, (H, W, 3) uint8 RGB."""

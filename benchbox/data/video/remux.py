@@ -55,13 +55,13 @@ class VideoCopier:
             raise DataError(f"{span.path}: the episode at {span.from_s:.3f} s cannot be copied ({error})") from None
 
     def _copy(self, packets: list[Any], stream: Any, from_s: float, frames: int) -> WrittenVideo:
-        if self._file is None or self._file.bytes >= self._limit_bytes or not self._file.accepts(stream):
+        if self._file is None or self._file.bytes >= self._limit_bytes or not self._file.accepts(stream, packets[0], from_s):
             self.close()
-            self._file = _CopiedFile(self._next_path(), stream)
-        start_s = self._file.frames / self._fps
-        self._file.append(packets, from_s, start_s)
+            self._file = _CopiedFile(self._next_path(), stream, self._fps)
+        start_s = self._file.end_s
+        self._file.append(packets, from_s)
         self._file.frames += frames
-        return WrittenVideo(self._number, start_s, self._file.frames / self._fps)
+        return WrittenVideo(self._number, start_s, self._file.end_s)
 
     def _encode(self, span: VideoSpan, frames: int) -> WrittenVideo:
         """Write an episode that cannot be copied into a file of its own."""
@@ -94,24 +94,40 @@ class VideoCopier:
 
 
 class _CopiedFile:
-    def __init__(self, path: Path, template: Any) -> None:
+    def __init__(self, path: Path, template: Any, fps: float) -> None:
         self.frames = self.bytes = 0
+        self._fps = fps
+        self._last_dts: int | None = None
         self._parameters = _parameters(template)
         self._container = av.open(str(path), mode="w")
         # opaque: no encoder is needed, and for what dav1d decodes there is none
         self._stream = self._container.add_stream_from_template(template, opaque=True)
 
-    def accepts(self, stream: Any) -> bool:
-        """Return whether packets of a stream are decoded by the same parameters."""
-        return _parameters(stream) == self._parameters
+    @property
+    def end_s(self) -> float:
+        """Time of the next frame."""
+        return self.frames / self._fps
 
-    def append(self, packets: list[Any], from_s: float, to_s: float) -> None:
+    def accepts(self, stream: Any, first: Any, from_s: float) -> bool:
+        """Return whether packets of a stream are decoded by the same parameters, and the first after those of the file.
+
+        After an episode too short for reordered frames, it may be that the first packet of the next is to be decoded earlier.
+        """
+        is_later = self._last_dts is None or first.dts + self._shift(first, from_s) > self._last_dts
+        return is_later and _parameters(stream) == self._parameters
+
+    def append(self, packets: list[Any], from_s: float) -> None:
         for packet in packets:
-            shift = round((to_s - from_s) / packet.time_base)
+            shift = self._shift(packet, from_s)
             packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
             packet.stream = self._stream
+            self._last_dts = packet.dts
             self.bytes += packet.size
             self._container.mux(packet)
+
+    def _shift(self, packet: Any, from_s: float) -> int:
+        shift: int = round((self.end_s - from_s) / packet.time_base)
+        return shift
 
     def close(self) -> None:
         self._container.close()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from benchbox.data.format.layouts.layout import Layout
     from benchbox.data.format.metadata import Episode, Statistics
 
+_COMBINED = {"min", "max", "mean", "std"}  # statistics of episodes that readers of v2.1 combine
 _SAMPLED_IMAGES = 100  # of an episode and camera whose statistics are not stored
 _LAYOUT_KEYS = ("total_chunks", "total_videos", "data_files_size_in_mb", "video_files_size_in_mb", "data_path", "video_path")
 
@@ -104,6 +105,8 @@ def _write(
         copier.close()
     info = {key: value for key, value in dataset.info.items() if key not in _LAYOUT_KEYS} | {
         "codebase_version": layout.version,
+        "total_episodes": len(episodes),
+        "total_tasks": len(tasks),
         "chunks_size": FILES_PER_CHUNK,
         "data_path": layout.data_path,
         "video_path": layout.video_path if videos else None,
@@ -200,7 +203,7 @@ def _episode_statistics(dataset: LeRobotDataset, episode: Episode, stored: Stati
     """
     stats: dict[str, dict[str, list[Any]]] = {}
     for name, feature in dataset.features.items():
-        if name in stored:
+        if stored.get(name, {}).keys() >= _COMBINED:
             stats[name] = stored[name]
         elif feature["dtype"] in ("video", "image"):
             camera = name.removeprefix(IMAGE_PREFIX)

@@ -48,3 +48,13 @@ def test_the_video_that_was_not_used_for_longest_is_closed_and_opened_anew(tmp_p
     assert closed == [paths[1]]
     assert cache.open(paths[0]) is first
     assert cache.open(paths[1]) is not second
+
+
+def test_images_of_odd_sizes_are_written_in_their_size(tmp_path):
+    """Videos that are encoded again have any size that their codec allows."""
+    writer = VideoWriter(tmp_path / "odd.mp4", fps=10, height=33, width=49)
+    writer.add(np.full((33, 49, 3), 200, np.uint8), key_frame=True)
+    writer.close()
+    image = VideoReader(tmp_path / "odd.mp4", fps=10).frame_at(0.0)
+    assert image.shape == (33, 49, 3)
+    assert abs(float(image.mean()) - 200) < 3

@@ -112,6 +112,22 @@ def test_videos_of_another_codec_begin_a_file_of_their_own(tmp_path):
     ]
 
 
+def test_an_episode_too_short_for_reordered_frames_may_be_before_one_that_has_them(tmp_path):
+    lengths = (12, 1, 9, 2, 8)
+    source = write_dataset(tmp_path / "source", lengths=lengths, tasks=["push"] * len(lengths), version="v2.1")
+    frames = iter(range(sum(lengths)))
+    for path, length in zip(sorted(source.glob("videos/*/*.front/*")), lengths, strict=True):
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("libx264", rate=10, options={"bf": "2", "b-adapt": "0", "threads": "1"})
+            stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
+            for _ in range(length):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(draw_index(next(frames), 32, 48), format="rgb24")))
+            container.mux(stream.encode(None))
+    assert convert(source, tmp_path / "v30", "v3.0").encoded == 0
+    dataset = open_dataset(tmp_path / "v30")
+    assert [read_index(dataset.image("front", index)) for index in range(sum(lengths))] == list(range(sum(lengths)))
+
+
 def test_a_video_that_lacks_a_frame_is_not_copied(dataset_root, tmp_path):
     source = shutil.copytree(dataset_root, tmp_path / "short")
     writer = VideoWriter(source / "videos/observation.images.front/chunk-000/file-000.mp4", fps=10, height=32, width=48)
@@ -132,6 +148,38 @@ def test_statistics_that_no_episode_has_are_computed_from_its_frames(tmp_path):
     front = "observation.images.front"
     np.testing.assert_allclose(row[f"stats/{front}/mean"], expected[front]["mean"], atol=0.02)  # decoded, not drawn
     assert row[f"stats/{front}/count"] == [20]
+
+
+def test_statistics_of_episodes_that_readers_cannot_combine_are_computed_too(tmp_path):
+    source = write_dataset(tmp_path / "source")
+    path = source / "meta/episodes/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["stats/action/mean"]), path)
+    convert(source, tmp_path / "v21", "v2.1")
+    expected, stats = (open_dataset(root).statistics["action"] for root in (source, tmp_path / "v21"))
+    np.testing.assert_allclose(stats["mean"], expected["mean"], rtol=1e-6)
+
+
+def test_statistics_of_features_with_several_dimensions_are_computed(dataset_root, tmp_path):
+    """LeRobot stores them as lists of lists."""
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    (file,) = source.glob("data/*/*")
+    values = np.arange(6.0 * sum(LENGTHS)).reshape(-1, 2, 3)
+    pq.write_table(pq.read_table(file).append_column("contact", pa.array(values.tolist())), file)
+    info = json.loads((source / "meta/info.json").read_text())
+    info["features"]["contact"] = {"dtype": "float64", "shape": [2, 3], "names": None}
+    (source / "meta/info.json").write_text(json.dumps(info))
+    convert(source, tmp_path / "v21", "v2.1")
+    assert open_dataset(tmp_path / "v21").statistics["contact"]["max"] == values[-1].ravel().tolist()
+    assert pq.read_table(tmp_path / "v21/data/chunk-000/episode_000001.parquet")["contact"].to_pylist() == [values[13].tolist()]
+
+
+def test_totals_that_were_wrong_are_counted(dataset_root, tmp_path):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    info = json.loads((source / "meta/info.json").read_text())
+    (source / "meta/info.json").write_text(json.dumps(info | {"total_episodes": 7, "total_tasks": 0}))
+    convert(source, tmp_path / "v21", "v2.1")
+    assert open_dataset(tmp_path / "v21").info["total_episodes"] == len(LENGTHS)
+    assert open_dataset(tmp_path / "v21").info["total_tasks"] == 2
 
 
 @pytest.mark.parametrize(
