@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchbox.data.format.layouts.v2 import read_episode_statistics
 from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.selection import select_frames
+from benchbox.data.samples.windows import check_statistics
 from benchbox.data.writing.attempts import read_success_rates
 from benchbox.errors import DataError
 
@@ -104,6 +106,11 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
     for name, count in (("total_episodes", len(dataset.episodes)), ("total_tasks", len(dataset.tasks))):
         if (stated := dataset.info.get(name)) != count:
             yield f"{dataset.root / 'meta/info.json'}: {name} is {stated!r:.60}, and the dataset has {count}; correct it"
+    for feature, mode in product((STATE, ACTION), REQUIRED_STATISTICS):
+        try:
+            check_statistics(dataset, feature, mode)
+        except DataError as error:
+            yield str(error)
     for episode in dataset.episodes:
         start, end = episode.from_index, episode.to_index - 1
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read columns of a Parquet file, or all of it.
 
     Raises:
-        DataError: the file is missing or damaged, or lacks a column.
+        DataError: the file is missing or damaged, lacks a column, or has one twice.
     """
     file = _open_table(path)
     try:
@@ -116,6 +117,9 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     missing = [column for column in columns or () if column not in table.column_names]
     if missing:
         raise DataError(f"{path}: no column {missing[0]!r}")
+    for column, count in Counter(table.column_names).items():
+        if count > 1:
+            raise DataError(f"{path}: {count} columns are named {column!r}; keep one of them")
     return table
 
 

@@ -11,7 +11,7 @@ LEVELS = 256
 
 
 def feature_statistics(values: np.ndarray) -> dict[str, list[Any]]:
-    """Compute the statistics of rows (frames, D): statistic -> D values, and `count` -> [frames]."""
+    """Compute the statistics of rows (frames, ...): statistic -> values of that shape, and `count` -> [frames]."""
     rows = values.astype(np.float64)
     stats = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
     stats |= {name: np.quantile(rows, q, axis=0) for name, q in QUANTILES.items()}

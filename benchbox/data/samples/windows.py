@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from benchbox.data.format.layouts.v2 import V21
 from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
 from benchbox.data.order.randomness import draw_random_fields
@@ -85,8 +86,8 @@ class DatasetSamples:
         for name, dims in ((STATE, spec.state_dim), (ACTION, spec.action_dim)):
             if self._dims(name) > dims:
                 raise DataError(f"{dataset.root}: {name} has {self._dims(name)} dimensions, and the policy takes {dims}")
-        self._check_statistics(STATE, spec.state_normalisation)
-        self._check_statistics(ACTION, spec.action_normalisation)
+        check_statistics(dataset, STATE, spec.state_normalisation)
+        check_statistics(dataset, ACTION, spec.action_normalisation)
         self._max_episode_length = max((episode.length for episode in dataset.episodes), default=1)
         self._texts = FrameTexts(dataset, spec, tokenizer)
         self._action_dim_mask = torch.arange(spec.action_dim) < self._dims(ACTION)
@@ -197,27 +198,37 @@ class DatasetSamples:
         chunk: np.ndarray = (action - offset) / scale
         return chunk
 
-    def _check_statistics(self, name: str, mode: NormalisationMode) -> None:
-        """Check those that the dataset has, here, where the file is known. The policy says which ones it misses."""
-        where, stats = f"{self.dataset.root / 'meta/stats.json'}, {name}", self.dataset.statistics.get(name, {})
-        if not isinstance(stats, dict):
-            raise DataError(f"{where}: holds {stats!s:.60}, and statistics by name are expected; recompute it")
-        for statistic in REQUIRED_STATISTICS[mode]:
-            if statistic not in stats:
-                continue
-            values = finite_statistic(stats[statistic], f"{where}: statistic {statistic!r}")
-            if values.numel() != self._dims(name):
-                raise DataError(f"{where}: statistic {statistic!r} has {values.numel()} values, and {name} {self._dims(name)}")
-
     def _normalisation(self, name: str, mode: NormalisationMode) -> tuple[np.ndarray, np.ndarray]:
         stats = self.dataset.statistics.get(name, {})
-        offset, scale = affine_parameters(
-            stats, mode, self._dims(name), where=f"{self.dataset.root / 'meta/stats.json'}, {name}"
-        )
+        offset, scale = affine_parameters(stats, mode, self._dims(name), where=_statistics_of(self.dataset, name))
         return offset.numpy(), scale.numpy()
 
     def _dims(self, name: str) -> int:
         return int(np.prod(self.dataset.features[name]["shape"]))
+
+
+def check_statistics(dataset: LeRobotDataset, name: str, mode: NormalisationMode) -> None:
+    """Check those statistics of a feature that a mode uses and the dataset has. The policy says which ones it misses.
+
+    Raises:
+        DataError: one of them is damaged.
+    """
+    where, stats = _statistics_of(dataset, name), dataset.statistics.get(name, {})
+    if not isinstance(stats, dict):
+        raise DataError(f"{where}: holds {stats!s:.60}, and statistics by name are expected; recompute it")
+    dims = int(np.prod(dataset.features[name]["shape"]))
+    for statistic in REQUIRED_STATISTICS[mode]:
+        if statistic not in stats:
+            continue
+        values = finite_statistic(stats[statistic], f"{where}: statistic {statistic!r}")
+        if values.numel() != dims:
+            raise DataError(f"{where}: statistic {statistic!r} has {values.numel()} values, and {name} {dims}")
+
+
+def _statistics_of(dataset: LeRobotDataset, name: str) -> str:
+    """Return where the statistics of a feature are, for messages."""
+    file = "episodes_stats.jsonl" if dataset.info["codebase_version"] == V21 else "stats.json"
+    return f"{dataset.root / 'meta' / file}, {name}"
 
 
 def _pad_width(values: np.ndarray, width: int) -> Tensor:

@@ -214,5 +214,6 @@ def _episode_statistics(dataset: LeRobotDataset, episode: Episode, stored: Stati
             )
             stats[name] = statistics.image_statistics(np.asarray(histogram), len(frames))
         elif feature["dtype"] not in ("string", DTYPE):
-            stats[name] = statistics.feature_statistics(dataset.column(name, episode.from_index, episode.to_index))
+            values = dataset.column(name, episode.from_index, episode.to_index)
+            stats[name] = statistics.feature_statistics(values.reshape(len(values), *feature["shape"] or [1]))
     return stats

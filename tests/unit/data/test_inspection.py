@@ -106,6 +106,18 @@ def test_totals_that_are_not_those_of_the_dataset_are_problems(dataset_root, tmp
     ]
 
 
+def test_statistics_that_no_value_can_be_normalised_by_are_problems(dataset_root, tmp_path):
+    root = shutil.copytree(dataset_root, tmp_path / "copy")
+    path = root / "meta/stats.json"
+    stats = json.loads(path.read_text())
+    stats["action"] |= {"q01": [0.0, float("nan")], "max": [1.0]}
+    path.write_text(json.dumps(stats))
+    assert inspect(open_dataset(root)).problems == [
+        f"{path}, action: statistic 'max' has 1 values, and action 2",
+        f"{path}, action: statistic 'q01' is nan in dimension 1, and no value can be normalised by it; recompute it",
+    ]
+
+
 def test_damage_that_several_episodes_share_is_one_problem(dataset_root, tmp_path):
     root = shutil.copytree(dataset_root, tmp_path / "copy")
     (file,) = (root / "data").rglob("*.parquet")

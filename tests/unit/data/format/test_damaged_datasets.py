@@ -259,6 +259,10 @@ V21 = {
         edit_lines("meta/episodes_stats.jsonl", lambda rows: rows[1]["stats"]["action"].update(mean=[0.0])),
         r"episodes_stats\.jsonl: the statistics of action cannot be combined .*; remove the file",
     ),
+    "statistics of an episode that are NaN": (
+        edit_lines("meta/episodes_stats.jsonl", lambda rows: rows[1]["stats"]["action"].update(min=[0.0, float("nan")])),
+        r"episodes_stats\.jsonl, action: statistic 'min' is nan in dimension 1",
+    ),
     "a line cut off": (lambda r: truncate(r / "meta/episodes.jsonl"), r"episodes\.jsonl:\d: not readable as JSON"),
     "a longer episode": (
         edit_lines("meta/episodes.jsonl", lambda rows: rows[0].update(length=14)),

@@ -106,6 +106,12 @@ DAMAGE = {
         r"tasks\.jsonl:2: not read",
     ),
     "a line of text": (lambda root: (root / "meta/tasks.jsonl").write_text("3\n"), r"tasks\.jsonl:1: expected a JSON object"),
+    "a column twice": (
+        lambda root: pq.write_table(
+            pa.table([[0], [0]], names=["index", "index"]), root / "data/chunk-000/episode_000001.parquet"
+        ),
+        r"000001\.parquet: 2 columns are named 'index'; keep one of them",
+    ),
     "an episode missing": (
         lambda root: (root / "data/chunk-000/episode_000001.parquet").unlink(),
         "000001.parquet: the file is",

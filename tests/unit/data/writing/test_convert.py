@@ -169,7 +169,7 @@ def test_statistics_of_features_with_several_dimensions_are_computed(dataset_roo
     info["features"]["contact"] = {"dtype": "float64", "shape": [2, 3], "names": None}
     (source / "meta/info.json").write_text(json.dumps(info))
     convert(source, tmp_path / "v21", "v2.1")
-    assert open_dataset(tmp_path / "v21").statistics["contact"]["max"] == values[-1].ravel().tolist()
+    assert open_dataset(tmp_path / "v21").statistics["contact"]["max"] == values[-1].tolist()
     assert pq.read_table(tmp_path / "v21/data/chunk-000/episode_000001.parquet")["contact"].to_pylist() == [values[13].tolist()]
 
 
