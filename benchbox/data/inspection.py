@@ -18,6 +18,7 @@ from benchbox.data.samples.selection import select_frames
 from benchbox.data.samples.windows import check_statistics
 from benchbox.data.writing.attempts import read_success_rates
 from benchbox.errors import DataError
+from benchbox.spec.datasets import is_camera
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,8 @@ def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
     for name, feature in dataset.features.items():
         shape = " x ".join(map(str, feature["shape"]))
         names = f": {', '.join(map(str, listed))}" if isinstance(listed := feature.get("names"), list | dict) else ""
-        facts[name] = f"{feature['dtype']} {shape}{names}"
+        is_depth = feature["dtype"] in ("video", "image") and not is_camera(feature)
+        facts[name] = f"{feature['dtype']} {shape}{names}{'; a depth map, which policies do not read' if is_depth else ''}"
     if partial := _describe_partial_statistics(dataset):
         facts["stored statistics"] = partial
     for name in (STATE, ACTION):

@@ -17,7 +17,7 @@ from benchbox.registry.bundled import sample_path
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recordings import find_unfinished
 from benchbox.spec.cell import DataSpec
-from benchbox.spec.datasets import DatasetSpec
+from benchbox.spec.datasets import DatasetSpec, is_camera
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ def _read_cameras(root: Path) -> list[str] | None:
     """Return the cameras that a dataset lists; None if its description cannot be read."""
     try:
         features = json.loads((root / "meta" / "info.json").read_text(encoding="utf-8"))["features"]
-        return [name.removeprefix(IMAGES) for name, feature in features.items() if feature["dtype"] in ("video", "image")]
+        return [name.removeprefix(IMAGES) for name, feature in features.items() if is_camera(feature)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 
 
+def is_camera(feature: Mapping[str, Any]) -> bool:
+    """Return whether a feature of a LeRobot dataset is a camera: a video or image in colours, and not a depth map."""
+    descriptions = [feature[key] for key in ("info", "video_info") if isinstance(feature.get(key), dict)]
+    is_depth = any(info.get("is_depth_map") or info.get("video.is_depth_map") for info in descriptions)
+    return feature["dtype"] in ("video", "image") and not is_depth
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
     """A LeRobot dataset, and how its frames are used."""

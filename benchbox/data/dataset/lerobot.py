@@ -20,6 +20,7 @@ from benchbox.data.format.tables import TableCache
 from benchbox.data.video.decoders import PYAV, open_reader
 from benchbox.data.video.files import VideoCache, key_frame_interval
 from benchbox.errors import DataError
+from benchbox.spec.datasets import is_camera
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ class LeRobotDataset:
         self.decoder = decoder  # of videos
         self._starts = [episode.from_index for episode in metadata.episodes]
         self._length = metadata.episodes[-1].to_index if metadata.episodes else 0
-        camera_features = [name for name, feature in metadata.features.items() if feature["dtype"] in ("video", "image")]
+        camera_features = [name for name, feature in metadata.features.items() if is_camera(feature)]
         self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
         self._tables = TableCache(metadata)
         self._persistent_texts = PersistentTexts(self._tables.locate) if PERSISTENT in metadata.features else None

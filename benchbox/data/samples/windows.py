@@ -18,6 +18,7 @@ from benchbox.data.samples.window_images import WindowImages
 from benchbox.data.text.fast import FastTokenizer
 from benchbox.data.text.prompt import pad_tokens, state_bins
 from benchbox.errors import DataError
+from benchbox.spec.datasets import is_camera
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +111,7 @@ class DatasetSamples:
     @property
     def decoder(self) -> str | None:
         """Decoder of the dataset's videos, None if it has none."""
-        has_videos = any(feature["dtype"] == "video" for feature in self.dataset.features.values())
+        has_videos = any(feature["dtype"] == "video" and is_camera(feature) for feature in self.dataset.features.values())
         return self.dataset.decoder if has_videos else None
 
     def sample(self, epoch: int, index: int) -> Batch:

@@ -22,6 +22,7 @@ import numpy as np
 from benchbox.data.video.files import VideoReader, check_start
 from benchbox.errors import ConfigurationError, Problem, reason_of
 from benchbox.registry.names import did_you_mean
+from benchbox.spec.datasets import is_camera
 from benchbox.store.files import atomic_file
 from benchbox.store.machine_cache import user_cache
 
@@ -82,7 +83,8 @@ def choose_decoder(metadata: DatasetMetadata, requested: str = AUTO) -> str:
         raise ConfigurationError(f"data: {{decoder: torchcodec}}: {reason}")
     if requested != AUTO:
         return requested
-    videos = [span.path for episode in metadata.episodes[:1] for span in episode.videos.values()]
+    spans = [item for episode in metadata.episodes[:1] for item in episode.videos.items()]
+    videos = [span.path for name, span in spans if is_camera(metadata.features[name])]
     if not videos or _why_not_torchcodec():
         return PYAV
     cached = _cache_file(metadata)

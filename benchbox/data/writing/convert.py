@@ -23,6 +23,7 @@ from benchbox.data.writing.attempts import FILE as RECORDING
 from benchbox.data.writing.files import TableFiles
 from benchbox.data.writing.writer import DATA_FILE_MIB, LAYOUTS, LIMITS_MIB, VIDEO_FILE_MIB
 from benchbox.errors import DataError, reason_of
+from benchbox.spec.datasets import is_camera
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,7 +206,7 @@ def _episode_statistics(dataset: LeRobotDataset, episode: Episode, stored: Stati
     for name, feature in dataset.features.items():
         if stored.get(name, {}).keys() >= _COMBINED:
             stats[name] = stored[name]
-        elif feature["dtype"] in ("video", "image"):
+        elif is_camera(feature):
             camera = name.removeprefix(IMAGE_PREFIX)
             frames = np.unique(np.linspace(episode.from_index, episode.to_index - 1, _SAMPLED_IMAGES, dtype=int))
             histogram = sum(
@@ -213,7 +214,7 @@ def _episode_statistics(dataset: LeRobotDataset, episode: Episode, stored: Stati
                 for frame in frames
             )
             stats[name] = statistics.image_statistics(np.asarray(histogram), len(frames))
-        elif feature["dtype"] not in ("string", DTYPE):
+        elif feature["dtype"] not in ("string", "video", "image", DTYPE):
             values = dataset.column(name, episode.from_index, episode.to_index)
             stats[name] = statistics.feature_statistics(values.reshape(len(values), *feature["shape"] or [1]))
     return stats

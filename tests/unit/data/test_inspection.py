@@ -11,6 +11,9 @@ import pytest
 from benchbox.data import open_dataset
 from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
+from benchbox.data.writing.convert import convert
+from benchbox.spec.cell import DataSpec
+from benchbox.spec.data_checks import camera_slots
 from tests.support.datasets import annotate, copy_with_short_video, write_dataset
 
 
@@ -131,6 +134,24 @@ def test_the_size_of_images_is_not_compared_with_a_feature_named_like_the_camera
     info = json.loads(path.read_text())
     path.write_text(json.dumps(info | {"features": {"front": info["features"]["front"]} | info["features"]}))
     assert inspect(open_dataset(root)).problems == []
+
+
+@pytest.mark.parametrize("key", ["is_depth_map", "video.is_depth_map"])
+def test_a_depth_map_is_no_camera_and_a_conversion_copies_it(dataset_root, tmp_path, key):
+    root = shutil.copytree(dataset_root, tmp_path / "depth")
+    path = root / "meta/info.json"
+    info = json.loads(path.read_text())
+    info["features"]["observation.images.front"]["info"] = {key: True}
+    path.write_text(json.dumps(info))
+    assert camera_slots(DataSpec(kind="lerobot", path=str(root))) == 1
+    assert convert(root, tmp_path / "v21", "v2.1").encoded == 0
+    assert len(list((tmp_path / "v21").glob("videos/*/*.front/*.mp4"))) == 3
+    for folder in (root, tmp_path / "v21"):
+        dataset = open_dataset(folder)
+        assert dataset.cameras == ("wrist",)
+        inspection = inspect(dataset)
+        assert inspection.facts["observation.images.front"].endswith("; a depth map, which policies do not read")
+        assert inspection.problems == []
 
 
 def test_the_shipped_sample_is_small_whole_and_has_four_cameras():
