@@ -43,7 +43,7 @@ class PersistentTexts:
 
     def __init__(self, locate: Callable[[Episode], tuple[Path, int]]) -> None:
         self._locate = locate
-        self._cells = NestedCells([PERSISTENT], max_cached_groups=1)
+        self._cells = NestedCells([PERSISTENT], max_cached_bytes=0)
         self._episodes: OrderedDict[int, dict[str, tuple[list[float], list[str]]]] = OrderedDict()
 
     def text(self, episode: Episode, style: str, time_s: float) -> str:
