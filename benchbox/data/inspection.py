@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import numpy as np
 from benchbox.data.dataset.lerobot import RESPONSE, SUBTASK, LeRobotDataset
 from benchbox.data.format.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.format.layouts.v2 import read_episode_statistics
-from benchbox.data.format.metadata import ACTION, STATE
+from benchbox.data.format.metadata import ACTION, STATE, count_rows
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.samples.selection import select_frames
 from benchbox.data.samples.windows import check_statistics
@@ -113,9 +114,11 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
             check_statistics(dataset, feature, mode)
         except DataError as error:
             yield str(error)
+    frames: Counter[Path] = Counter()  # by data file
     for episode in dataset.episodes:
         start, end = episode.from_index, episode.to_index - 1
         try:
+            frames[dataset.locate(episode)[0]] += episode.length
             yield from _find_problems_of_rows(dataset, episode)
             for frame in _first_frames(dataset, episode, "task_index"):
                 dataset.task(frame)
@@ -131,6 +134,10 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
                 yield f"episode {episode.index}: {error}"
                 continue
             yield from _find_problems_of_sizes(dataset, episode, camera, sizes)
+    for path, count in frames.items():
+        with suppress(DataError):  # which its episodes have reported
+            if (rows := count_rows(path)) > count:
+                yield f"{path}: has {rows} rows, and the episodes in it have {count} frames; remove the other rows"
 
 
 def _first_frames(dataset: LeRobotDataset, episode: Episode, name: str) -> list[int]:

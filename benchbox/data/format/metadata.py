@@ -132,6 +132,15 @@ def read_schema(path: Path) -> pa.Schema:
     return _open_table(path).schema_arrow
 
 
+def count_rows(path: Path) -> int:
+    """Return the number of rows of a Parquet file.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    return int(_open_table(path).metadata.num_rows)
+
+
 def _open_table(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)

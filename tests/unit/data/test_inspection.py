@@ -121,6 +121,20 @@ def test_statistics_that_no_value_can_be_normalised_by_are_problems(dataset_root
     ]
 
 
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_rows_of_no_episode_are_a_problem_of_their_file(tmp_path, version):
+    """An interrupted recording may leave them, and lerobot takes the frames after them for others."""
+    root = write_dataset(tmp_path / "longer", version=version)
+    file = max(root.glob("data/*/*"))
+    table = pq.read_table(file)
+    rows = table.slice(len(table) - 1)
+    rows = rows.set_column(rows.column_names.index("index"), "index", pc.add(rows["index"], 1))
+    pq.write_table(pa.concat_tables([table, rows]), file)
+    count = len(table)
+    expected = f"{file}: has {count + 1} rows, and the episodes in it have {count} frames; remove the other rows"
+    assert inspect(open_dataset(root)).problems == [expected]
+
+
 def test_damage_that_several_episodes_share_is_one_problem(dataset_root, tmp_path):
     root = shutil.copytree(dataset_root, tmp_path / "copy")
     (file,) = (root / "data").rglob("*.parquet")
