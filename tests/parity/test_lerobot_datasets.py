@@ -109,6 +109,18 @@ def test_a_converted_dataset_loads_in_lerobot_with_equal_values(parity, tmp_path
 
 
 @requires_lerobot
+@pytest.mark.parametrize(("version", "environment", "images"), [case for case in CASES if case.values[0] == "v2.1"])
+def test_a_dataset_of_the_newest_lerobot_converted_to_v21_loads_in_lerobot(parity, tmp_path, version, environment, images):
+    (tmp_path / "options.json").write_text(json.dumps({"images": images, "episodes": EPISODES}))
+    run_script("write_dataset", tmp_path)
+    newest = open_dataset((tmp_path / "dataset").rename(tmp_path / "newest"))
+    convert(newest.root, tmp_path / "dataset", version)
+    frames, content = read_by_lerobot(tmp_path, environment, fps=10, decode=images == "image")
+    name = f"{lerobot_version(environment)} reading {version} converted from lerobot's {images}s"
+    assert_equal_windows(parity, name, newest, frames, content)
+
+
+@requires_lerobot
 def test_annotations_that_lerobot_wrote_are_the_texts_that_it_renders(tmp_path):
     """Subtasks, memories, plans and events, some beginning at a frame, one between frames, one not before its episode."""
     (tmp_path / "options.json").write_text(json.dumps({"images": "image", "episodes": EPISODES}))

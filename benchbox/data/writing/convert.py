@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def _write(
     dataset: LeRobotDataset, folder: Path, layout: Layout, tasks: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> Conversion:
     left_out = [name for name, feature in dataset.features.items() if feature["dtype"] == DTYPE and layout.version == v2.V21]
-    rows, tables = _EpisodeRows(dataset, left_out), TableFiles(folder, layout, DATA_FILE_MIB)
+    rows, tables = _EpisodeRows(dataset, left_out, layout), TableFiles(folder, layout, DATA_FILE_MIB)
     videos = [name for name, feature in dataset.features.items() if feature["dtype"] == "video"]
     copiers = {name: VideoCopier(folder, name, fps=dataset.fps, layout=layout, limit_mib=VIDEO_FILE_MIB) for name in videos}
     stored = _stored_statistics(dataset)
@@ -133,9 +134,10 @@ def _write(
 class _EpisodeRows:
     """Rows of episodes, with the indices that they have in the new dataset. The data file read last is kept."""
 
-    def __init__(self, dataset: LeRobotDataset, left_out: Sequence[str]) -> None:
+    def __init__(self, dataset: LeRobotDataset, left_out: Sequence[str], layout: Layout) -> None:
         self._dataset = dataset
         self._left_out = left_out
+        self._layout = layout
         self._images = [name for name, feature in dataset.features.items() if feature["dtype"] == "image"]
         self._source: tuple[Path, pa.Table] | None = None
         self._schema: pa.Schema | None = None  # of all episodes
@@ -161,7 +163,7 @@ class _EpisodeRows:
         for name in self._images:
             rows = _replace(rows, name, self._embed(rows, name, path), path)
         if self._schema is None:
-            self._schema = rows.schema
+            self._schema = _v21_schema(rows.schema, self._images) if self._layout.version == v2.V21 else rows.schema
         try:
             return rows.select(self._schema.names).cast(self._schema)
         except (KeyError, ValueError, pa.ArrowException) as error:
@@ -183,6 +185,15 @@ class _EpisodeRows:
                 except OSError as error:
                     raise DataError(f"{path}: row {row} names an image that cannot be read ({error})") from None
         return pa.array(cells, rows.schema.field(name).type)
+
+
+def _v21_schema(schema: pa.Schema, images: Sequence[str]) -> pa.Schema:
+    """Return a schema whose metadata say which columns are images, and nothing of others.
+
+    LeRobot reads v2.1 with versions of `datasets` that cannot read what later ones write of lists, and find images only so.
+    """
+    features = {name: {"_type": "Image"} for name in images}
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})} if images else None)
 
 
 def _replace(rows: pa.Table, name: str, values: pa.Array, path: Path) -> pa.Table:

@@ -212,6 +212,27 @@ def test_images_in_files_of_their_own_come_along_in_the_tables(tmp_path):
         convert(source, tmp_path / "again", "v3.0")
 
 
+@pytest.mark.parametrize("images", [(), ("observation.images.front",)])
+def test_tables_of_v21_say_which_columns_are_images_and_nothing_that_their_readers_do_not_know(dataset_root, tmp_path, images):
+    """Lists of LeRobot 0.4 and later are of a type that `datasets` has since version 4, and LeRobot of v2.1 uses version 3."""
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    (file,) = source.glob("data/*/*")
+    table = pq.read_table(file)
+    action = {"feature": {"dtype": "float32", "_type": "Value"}, "length": 2, "_type": "List"}
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": {"action": action}}})})
+    info = json.loads((source / "meta/info.json").read_text())
+    for name in images:
+        cells = [{"bytes": encode_image(draw_index(index, 32, 48)), "path": "frame.png"} for index in range(len(table))]
+        table = table.append_column(name, pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()})))
+        info["features"][name]["dtype"] = "image"
+    pq.write_table(table, file)
+    (source / "meta/info.json").write_text(json.dumps(info))
+    convert(source, tmp_path / "v21", "v2.1")
+    metadata = pq.read_schema(tmp_path / "v21/data/chunk-000/episode_000002.parquet").metadata or {}
+    features = json.loads(metadata.get(b"huggingface", b'{"info": {"features": {}}}'))["info"]["features"]
+    assert features == {name: {"_type": "Image"} for name in images}
+
+
 def test_a_rate_that_is_no_whole_number_is_copied_and_never_encoded_again(dataset_root, tmp_path):
     source = shutil.copytree(dataset_root, tmp_path / "source")
     path = source / "meta/info.json"
