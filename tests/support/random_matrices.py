@@ -39,8 +39,14 @@ def random_matrix(seed: int, count: int) -> dict[str, Any]:
         ranks = 1 if backend == "single" else 4 if "hybrid" in backend or backend == "hsdp" else 2
         names = {"policy": draw.choice(policies), "backend": backend, "world_size": ranks, "recipe": draw.choice(precisions)}
         points.append(names | {field: draw.choice(values) for field, values in AXES.items()})
+    optim = {
+        **draw.choice(({}, {"ema_decay": 0.9})),
+        **draw.choice(({}, {"spike": {"max": 3.0}})),
+        **draw.choice(({}, {"freeze_backbone_steps": draw.randint(1, 4)})),
+    }
     measure = {"warmup_steps": 2, "steps": 3, "launches": 1}
-    return {"name": f"random_{seed}", "size": "tiny", "data": "sample", "axes": {"points": points}, "measure": measure}
+    matrix = {"name": f"random_{seed}", "size": "tiny", "data": "sample", "optim": optim}
+    return matrix | {"axes": {"points": points}, "measure": measure}
 
 
 if __name__ == "__main__":
