@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .facts import REDUCTIONS, CensusEntry, OpaqueOptimizer, RankFacts, Scaler, Schedule, StepFacts
+from .introspect.names import live_buffers, live_parameters
 from .introspect.tensors import local_shard
-from .introspect.wrappers import configured_reduction, read_prepared, read_setup
+from .introspect.wrappers import configured_reduction, parameter_groups, read_prepared, read_setup
 from .state import named_schedules
 from .tensor_facts import (
     buffer_facts,
@@ -91,7 +92,7 @@ def _constructed(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) 
 
 def _operation_entries(state: ObserverState, rank: int, model: nn.Module | None) -> Iterator[CensusEntry]:
     """Yield census entries of one step's operations: matrix products of its forward pass, and its reductions over ranks."""
-    parameter = None if model is None else next(model.parameters(), None)
+    _, parameter = (None, None) if model is None else next(live_parameters(model), (None, None))
     device = "unknown" if parameter is None else str(local_shard(parameter).device)
     for dtype, (count, elements, size) in state.operations.matmuls.totals.items():
         yield CensusEntry(rank=rank, kind="product", dtype=dtype, device=device, tensors=count, elements=elements, bytes=size)
@@ -110,9 +111,9 @@ def _operation_entries(state: ObserverState, rank: int, model: nn.Module | None)
 
 def _count_tensors(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> None:
     for model in state.objects.models:
-        for parameter in model.parameters():
+        for _, parameter in live_parameters(model):
             state.census.count("parameter", parameter, parameter)
-        for buffer in model.buffers():
+        for _, buffer in live_buffers(model):
             state.census.count("buffer", buffer, buffer)
     snapshots = [snapshot for observed in optimizers for snapshot in observed.snapshots.values()]
     for snapshot in snapshots:
@@ -160,7 +161,7 @@ def _reached_optimizers(schedule: Any, optimizers: Sequence[ObservedOptimizer]) 
 
 
 def _group_ids(optimizer: Any) -> set[int]:
-    return {id(group) for group in getattr(optimizer, "param_groups", ())}
+    return {id(group) for group in parameter_groups(optimizer)}
 
 
 def _schedule_facts(state: ObserverState, reached: Mapping[str, set[int]]) -> Iterator[Schedule]:
@@ -210,4 +211,4 @@ def _missing_sections(
 
 
 def _numel(model: nn.Module) -> int:
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for _, parameter in live_parameters(model))

@@ -18,7 +18,7 @@ from .introspect.names import live_parameters, storage_address
 from .introspect.tensors import local_shard
 from .introspect.wrappers import ends_epoch, optimizer_chain
 from .numerics.probes import TensorProbe, can_probe
-from .state import ObservedOptimizer, StepObservation, optimizer_tensors
+from .state import ObservedOptimizer, StepObservation, optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -135,7 +135,7 @@ class StepRecorder:
             link = self.state.links.get(id(tensor))
             if link is not None and link.live is not None:
                 probe.compare_live(tensor, link.live, before_first_step=step == observed.first_step)
-            probe.before_step(optimizer, group, tensor, optimizer.state.get(tensor, {}), step)
+            probe.before_step(optimizer, group, tensor, optimizer_state(optimizer, tensor), step)
             if tensor.grad is not None:
                 kind = "gradient" if self.state.is_live(tensor) else "master_gradient"
                 self.state.census.count(kind, tensor, tensor.grad)
@@ -145,7 +145,7 @@ class StepRecorder:
         probe = self.state.probes.get(id(tensor))
         if probe is None and can_probe(tensor):
             probe = self.state.probes[id(tensor)] = TensorProbe()
-            probe.start(tensor, optimizer.state.get(tensor, {}), group, self.state.steps[-1].step)
+            probe.start(tensor, optimizer_state(optimizer, tensor), group, self.state.steps[-1].step)
         return probe
 
     def _has_other_models(self, called: Sequence[nn.Module]) -> bool:
@@ -168,11 +168,11 @@ class StepRecorder:
     def _end_probes(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         observation, observed = self.state.steps[-1], self.state.optimizers[id(optimizer)]
         for group, index, tensor in tensors:
-            optimizer_state = optimizer.state.get(tensor, {})
+            state = optimizer_state(optimizer, tensor)
             probe = self.state.probes.get(id(tensor))
             if probe is not None and id(tensor) not in observation.changed_gradients:
-                probe.after_step(group, tensor, optimizer_state, observation.step)
-            observed.record(tensor, group, index, optimizer_state)
+                probe.after_step(group, tensor, state, observation.step)
+            observed.record(tensor, group, index, state)
 
     def end_step(self) -> None:
         """Compare the gradients that were stepped in a probed step with their clipping."""
@@ -226,7 +226,8 @@ class StepRecorder:
     def _discover(self, optimizer: Optimizer) -> TrainingObjects:
         """Search the objects of the process around the optimizers that step, this one included."""
         optimizers = [*(observed.optimizer for observed in self.state.optimizers.values()), optimizer]
-        objects = discover(optimizers, [*self.state.objects.models, *self.state.steps[-1].called_modules])
+        called_modules = [*self.state.objects.models, *self.state.steps[-1].called_modules]
+        objects = discover(optimizers, called_modules, self.state.locations.constructed())
         if self._schedules is not None:
             objects.schedules = list(self._schedules)
         earlier = self.state.objects.schedules  # first in the list, they keep their names
@@ -284,5 +285,5 @@ class StepRecorder:
     def _record_unstepped(self) -> None:
         step, stepped = self.state.steps[-1].step if self.state.steps else 0, self.state.stepped_ids()
         for model in self.state.objects.models:
-            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            trainable = [parameter for _, parameter in live_parameters(model) if parameter.requires_grad]
             self.state.unstepped.record((parameter for parameter in trainable if id(parameter) not in stepped), step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,12 +19,13 @@ from .introspect.discovery import TrainingObjects
 from .introspect.masters import detect_compensation
 from .introspect.names import storage_address
 from .introspect.tensors import dtype_name, local_shard
+from .introspect.wrappers import parameter_groups
 from .numerics.census import TensorCensus
 from .numerics.expected_update import sample
 from .numerics.probes import MAX_ELEMENTS, can_probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -151,13 +153,16 @@ class ObservedOptimizer:
     def decay_groups(self) -> list[tuple[float, int]]:
         """Return (weight decay, tensors) of the script's parameter groups: those of the outermost optimizer that has any."""
         for optimizer in self.chain:
-            if groups := getattr(optimizer, "param_groups", None):
-                sizes = [(float(group.get("weight_decay", 0.0)), len(group["params"])) for group in groups]
-                if any(tensors for _, tensors in sizes):
-                    return sizes
+            sizes = [(_weight_decay(group), len(group["params"])) for group in parameter_groups(optimizer)]
+            if any(tensors for _, tensors in sizes):
+                return sizes
         # ZeRO-3 fills its groups only during a step
-        decays = [float(snapshot.options.get("weight_decay", 0.0)) for snapshot in self.snapshots.values()]
+        decays = [_weight_decay(snapshot.options) for snapshot in self.snapshots.values()]
         return [(decay, decays.count(decay)) for decay in dict.fromkeys(decays)]
+
+
+def _weight_decay(options: Mapping[str, Any]) -> float:
+    return float(options.get("weight_decay") or 0.0)  # None may stand for none
 
 
 class _Unstepped(NamedTuple):
@@ -257,6 +262,12 @@ class ObserverState:
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
     """Return all tensors in an optimizer's groups."""
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
+def optimizer_state(optimizer: Optimizer, tensor: Tensor) -> Mapping[str, Any]:
+    """Return the state that an optimizer holds for a tensor, by name: empty if it holds none, or something unknown."""
+    state = optimizer.state.get(tensor, {})
+    return {"state": state} if isinstance(state, Tensor) else state if isinstance(state, Mapping) else {}
 
 
 def named_schedules(schedules: Sequence[Any]) -> Iterator[tuple[str, Any]]:

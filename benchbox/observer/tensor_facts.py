@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 
 
 def stepped_tensor_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[SteppedTensor]:
-    """Yield one entry per parameter. A large parameter may be stepped in parts, which are merged."""
+    """Yield one entry per parameter. A large parameter may be stepped in parts, which are merged.
+
+    Parameters of several models may have the same name, and are not parts of one.
+    """
     ndims = {key: ndim for model in state.objects.models for key, ndim in parameter_ndims(model).items()}
     for observed in optimizers:
         parts: dict[tuple[Any, ...], list[TensorSnapshot]] = defaultdict(list)
         for snapshot in observed.snapshots.values():
             name = _stepped_name(state, snapshot, observed.name)
             decay = float_or_none(snapshot.options.get("weight_decay"))
-            parts[name, dtype_name(local_shard(snapshot.tensor)), decay].append(snapshot)
-        for (name, _, _), snapshots in parts.items():
+            parameter_ids = frozenset(state.covered_ids(id(snapshot.tensor)) - {id(snapshot.tensor)} or {id(snapshot.tensor)})
+            parts[name, dtype_name(local_shard(snapshot.tensor)), decay, parameter_ids].append(snapshot)
+        for (name, *_), snapshots in parts.items():
             yield _stepped_tensor(state, observed, name, snapshots, ndims)
 
 

@@ -120,6 +120,8 @@ def _accumulated_gradients(module: nn.Module) -> Iterator[torch.Tensor]:
         for gradients in (getattr(optimizer, attribute, None) or {}).values():
             yield from (gradient for gradient in gradients or () if gradient is not None)
     for parameter in module.parameters():
+        if not parameter.is_leaf:  # in place of a parameter for this call, as by functional_call: asked for, torch would warn
+            continue
         for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
             if gradient is not None:
                 yield gradient

@@ -73,6 +73,10 @@ class LocationRecorder:
         """Stop recording."""
         self._patches.remove()
 
+    def constructed(self) -> list[Any]:
+        """Return the optimizers and schedules whose construction was seen, and that are still there."""
+        return [instance for record in self._constructed.values() if (instance := record.instance()) is not None]
+
     def locations(self, constructed: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[SourceLocation]:
         """Yield the locations of these optimizers and schedules, and of the casts of modules in these models.
 

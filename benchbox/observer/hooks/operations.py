@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,10 +35,12 @@ class OperationRecorder:
         self._mode: OperationDispatchMode | None = None
         self._failure: Exception | None = None
         self._steps_in_backward = False
+        self._threads: set[int] = set()  # those that step optimizers
 
     def note_call(self) -> None:
         """Note where the program steps an optimizer."""
         self._steps_in_backward |= in_backward()
+        self._threads.add(threading.get_ident())
 
     def enter(self) -> None:
         """Start recording, unless that was done before or would disturb the training."""
@@ -46,6 +49,9 @@ class OperationRecorder:
         if self._steps_in_backward:
             # Autograd restores the modes of the forward pass when the backward pass ends: this one would get lost, or stay.
             self.missing = "the training steps its optimizers inside the backward pass"
+            return
+        if len(self._threads) > 1:
+            self.missing = "the training steps its optimizers in several threads"  # and each has its own modes
             return
         if (conflict := _conflict()) is not None:
             self.missing = conflict
@@ -71,7 +77,9 @@ class OperationRecorder:
         if self._mode is None:
             return
         if _get_current_dispatch_mode() is not self._mode:
-            self.missing = "the training entered a dispatch mode of its own while operations were watched"
+            self.missing = (
+                "the training entered a dispatch mode of its own, or went on in another thread, while operations were watched"
+            )
             return
         self._mode.__exit__(None, None, None)
         self._mode = None

@@ -72,7 +72,8 @@ class StepSegmenter:
         self.compiled = TraceWatch("step")  # whether a step is compiled: it runs no hooks
         self._is_open = False
         self._listener = listener
-        self._calls: list[_OptimizerCall] = []  # nested, outermost first
+        self._calls: list[_OptimizerCall] = []  # nested, outermost first, of each thread
+        self._threads: set[int] = set()  # those that stepped optimizers
         self._stepped: set[int] = set()  # ids of the tensors stepped in this step
         self._handles: list[Any] = []
         self._running: Any = None  # the handle of the hook that torch is calling
@@ -101,12 +102,13 @@ class StepSegmenter:
         """Call the listener no more, and remove the hooks.
 
         torch raises when a hook is removed while torch iterates over the hooks and others follow. A hook that is running
-        therefore stays registered, and does nothing; so do hooks that were compiled. The end of a running call is not seen:
-        it is forgotten, with its optimizer.
+        therefore stays registered, and does nothing; so do hooks that were compiled, and those that several threads may run.
+        The end of a running call is not seen: it is forgotten, with its optimizer.
         """
         self._calls.clear()
         for handle in self._handles:
-            if not self.compiled and (handle is not self._running or _is_last_hook(handle)):
+            is_removable = not self.compiled and len(self._threads) < 2
+            if is_removable and (handle is not self._running or _is_last_hook(handle)):
                 handle.remove()
         self._handles.clear()
 
@@ -140,10 +142,12 @@ class StepSegmenter:
         """
         if self._calls:
             self._drop_failed_calls(optimizer, frame)
-        if self._calls and not self._calls[-1].in_closure:
-            self._calls[-1].wraps = True
-            self.wrappers.add(id(self._calls[-1].optimizer))
         call = _OptimizerCall(optimizer, wraps=self._is_wrapper(optimizer))
+        self._threads.add(call.thread)
+        outer = self._latest_call(call.thread)
+        if outer is not None and not outer.in_closure:
+            outer.wraps = True
+            self.wrappers.add(id(outer.optimizer))
         self._calls.append(call)
         if call.wraps:
             return None
@@ -153,6 +157,10 @@ class StepSegmenter:
             return args, kwargs | {"closure": self._observed_closure(closure, call)}
         self._begin(call, _tensors_with_gradient(optimizer))
         return None
+
+    def _latest_call(self, thread: int) -> _OptimizerCall | None:
+        """Return the innermost call that runs in a thread. Optimizers in other threads step independently of it."""
+        return next((call for call in reversed(self._calls) if call.thread == thread), None)
 
     def _observed_closure(self, closure: Callable[..., Any], call: _OptimizerCall) -> Callable[..., Any]:
         """Return a closure that begins the call when it has returned for the first time: gradients are there only then."""
@@ -189,9 +197,10 @@ class StepSegmenter:
         self._listener.before_call(call.optimizer, tensors)
 
     def _after(self, optimizer: Optimizer) -> None:
-        if not self._calls or self._calls[-1].optimizer is not optimizer:
+        call = self._latest_call(threading.get_ident())
+        if call is None or call.optimizer is not optimizer:
             return  # the call began before the hooks were installed
-        call = self._calls.pop()
+        self._calls.remove(call)
         if call.wraps or call.initializes:
             return
         if not call.begun:  # its closure was not called: the tensors before the step are unknown

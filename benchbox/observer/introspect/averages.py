@@ -100,7 +100,7 @@ def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) ->
             for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
                 is_counted = not tensor.is_inference()  # others have no count of writes
                 if is_counted and dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
-                    yield _Pair(name, own_name, tensor, parameter.detach())
+                    yield _Pair(name, own_name, tensor, parameter)
             return
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from .tensors import has_shape
 from .wrappers import optimizer_chain
 
 if TYPE_CHECKING:
@@ -57,18 +58,23 @@ class TrainingObjects:
         return [owner for owner_id, owner in owners.items() if owner_id not in model_ids]
 
 
-def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> TrainingObjects:
+def discover(
+    optimizers: Sequence[Any], called_modules: Sequence[nn.Module], constructed: Iterable[Any] = ()
+) -> TrainingObjects:
     """Search the objects of the process once.
 
     Args:
         optimizers: the optimizers that step tensors themselves.
         called_modules: modules whose forward ran. The models are the outermost modules that contain one of them, or that hold
             a stepped parameter.
+        constructed: optimizers and schedules whose construction was seen. The garbage collector no longer lists them, nor the
+            modules, after `gc.freeze()`.
     """
     objects = TrainingObjects()
     found: dict[Role, list[Any]] = {"module": [], "schedule": [], "accelerator": [], "stepper": []}
     roles = _Roles()
-    for candidate in [candidate for candidate in gc.get_objects() if roles[type(candidate)]]:  # of hundreds of thousands
+    listed = [candidate for candidate in gc.get_objects() if roles[type(candidate)]]  # of hundreds of thousands
+    for candidate in {id(candidate): candidate for candidate in (*listed, *called_modules, *constructed)}.values():
         found[cast("Role", roles[type(candidate)])].append(candidate)
     modules, steppers, objects.schedules = found["module"], found["stepper"], found["schedule"]
     objects.accelerator = found["accelerator"][-1] if found["accelerator"] else None
@@ -107,7 +113,7 @@ def _role_of(kind: type) -> Role | None:
 def _parameters(root: nn.Module) -> list[Tensor]:
     """Return the parameters of a module and its parts, each once, without running a `parameters` of the script."""
     parameters = [parameter for part in root.modules() for parameter in part.__dict__.get("_parameters", {}).values()]
-    return list({id(parameter): parameter for parameter in parameters if parameter is not None}.values())
+    return list({id(p): p for p in parameters if p is not None and has_shape(p)}.values())
 
 
 def _outermost_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:

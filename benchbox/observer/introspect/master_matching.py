@@ -32,7 +32,7 @@ def match_masters(stepped: Sequence[Tensor], live: Sequence[NamedParameter], lin
     trainable = [(name, parameter) for name, parameter in live if parameter.requires_grad]
     if [tensor.shape for tensor in stepped] == [parameter.shape for _, parameter in trainable]:
         for tensor, (name, parameter) in zip(stepped, trainable, strict=True):
-            yield MasterLink(tensor, name, parameter.detach(), ((name, id(parameter)),))
+            yield MasterLink(tensor, name, parameter, ((name, id(parameter)),))
     else:
         unlinked = [tensor for tensor in stepped if id(tensor) not in linked]
         yield from _match_values(unlinked, [(name, parameter) for name, parameter in trainable if id(parameter) not in linked])
@@ -60,7 +60,7 @@ def _match_values(stepped: Iterable[Tensor], live: Iterable[NamedParameter]) -> 
             continue
         covers = tuple((name, id(parameter)) for name, parameter in identical)
         (name, parameter), *duplicates = identical
-        live_tensor = parameter.detach() if not duplicates and len(tensors) == 1 else None
+        live_tensor = parameter if not duplicates and len(tensors) == 1 else None
         for tensor in tensors:
             yield MasterLink(tensor, f"{name} or one alike" if duplicates else name, live_tensor, covers)
 

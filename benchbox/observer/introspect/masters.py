@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from .tensors import dtype_name
+from .tensors import dtype_name, has_class_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,10 @@ _KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.", "optimi.")
 
 
 class MasterLink(NamedTuple):
-    """A stepped tensor, the parameters it stands for, and the live tensor (or part of one) that it is rounded into."""
+    """A stepped tensor, the parameters it stands for, and the live tensor (or part of one) that it is rounded into.
+
+    Where that is a whole parameter, `live` is the parameter itself: the training may give it another storage at every step.
+    """
 
     stepped: Tensor
     name: str
@@ -77,8 +80,8 @@ def declared_masters(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[
     """
     for optimizer in chain:
         yield from _zero_partitions(optimizer, live)
-        if callable(stepped := getattr(type(optimizer), "stepped", None)):
-            yield from _stepped_pairs(stepped(optimizer), live)
+        if has_class_named(optimizer, "MasterWeightOptimizer"):
+            yield from _stepped_pairs(optimizer.stepped(), live)
 
 
 def _zero_partitions(optimizer: Any, live: Mapping[int, str]) -> Iterator[MasterLink]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from .tensors import has_class_named, local_shard
+from .tensors import has_class_named, has_shape, local_shard
 from .wrappers import fsdp1_handles
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def unwrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             return
         visited.add(module)
         yield name, module
-        wraps = has_class_named(module, *_WRAPPERS) or (not name and list(module._modules) == ["module"])  # noqa: SLF001
+        wraps = has_class_named(module, *_WRAPPERS) or (not name and list(module._modules.keys()) == ["module"])  # noqa: SLF001
         for part, child in module._modules.items():  # noqa: SLF001 (named_children skips repeated modules)
             if child is not None:
                 is_wrapped = part in _RESERVED_PARTS or (wraps and part == "module")
@@ -56,10 +56,13 @@ def live_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def owned_tensors(model: nn.Module, kind: Literal["_parameters", "_buffers"]) -> Iterator[tuple[str, Any, nn.Module]]:
-    """Yield (name before wrapping, tensor, module) for each parameter or buffer that a module of a wrapped model has."""
+    """Yield (name before wrapping, tensor, module) for each parameter or buffer that a module of a wrapped model has.
+
+    Those of a lazy module that was never called are left out.
+    """
     for prefix, module in unwrapped_modules(model):
         for name, tensor in getattr(module, kind).items():
-            if tensor is not None:
+            if tensor is not None and has_shape(tensor):
                 yield (f"{prefix}.{name}" if prefix else name), tensor, module
 
 
@@ -76,7 +79,8 @@ def parameter_ndims(model: nn.Module) -> dict[int, int]:
 
     FSDP1 leaves a rank with flat shards and ZeRO-3 with empty tensors; both keep the original shapes.
     """
-    ndims = {id(p): len(getattr(p, "ds_shape", p.shape)) for p in model.parameters() if not has_class_named(p, "FlatParameter")}
+    parameters = [parameter for _, parameter in live_parameters(model) if not has_class_named(parameter, "FlatParameter")]
+    ndims = {id(parameter): len(getattr(parameter, "ds_shape", parameter.shape)) for parameter in parameters}
     for handle in fsdp1_handles(model):
         flat = handle.flat_param
         for parameter, shape in zip(getattr(flat, "_params", None) or (), flat._shapes, strict=False):  # noqa: SLF001

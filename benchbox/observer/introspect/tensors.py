@@ -30,6 +30,11 @@ def _class_names(kind: type[Any]) -> frozenset[str]:
     return frozenset(base.__name__ for base in kind.__mro__)
 
 
+def has_shape(tensor: Tensor) -> bool:
+    """Return whether a tensor has a shape yet: those of a lazy module that was never called have none."""
+    return not has_class_named(tensor, "UninitializedTensorMixin")
+
+
 def local_shard(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank stores.
 

@@ -33,12 +33,26 @@ def world_size() -> int:
 
 
 def optimizer_chain(optimizer: Any) -> list[Any]:
-    """Return the optimizer and everything it wraps, outermost first, by following `.optimizer` and `.inner`."""
+    """Return the optimizer and everything it wraps, outermost first, by following `.optimizer` and `.inner`.
+
+    An optimizer may have something else under these names, such as a number of inner steps: what it wraps has a `step`.
+    """
     chain: list[Any] = []
     while optimizer is not None and all(optimizer is not wrapper for wrapper in chain):
         chain.append(optimizer)
-        optimizer = getattr(optimizer, "optimizer", None) or getattr(optimizer, "inner", None)
+        attributes = (getattr(optimizer, "optimizer", None), getattr(optimizer, "inner", None))
+        optimizer = next((value for value in attributes if callable(getattr(value, "step", None))), None)
     return chain
+
+
+def parameter_groups(owner: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer; none of an object with something else under that name."""
+    groups = getattr(owner, "param_groups", None)
+    return (
+        [group for group in groups if isinstance(group, dict) and "params" in group]
+        if isinstance(groups, (list, tuple))
+        else []
+    )
 
 
 def zero_optimizer(chain: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +139,12 @@ class TensorProbe:
             update = torch.where(is_updated, self._update, 0.0).double()
             sums = is_updated.sum(), (is_updated & (movement == 0)).sum(), update @ update, update @ movement.double()
             updates, lost, squared, dot = torch.stack([value.double() for value in sums]).tolist()  # one read of the device
-            self.updates += int(updates)
-            self.updates_lost += int(lost)
-            self.update_squared += squared
-            self.update_dot += dot
             self._had_step_without_update |= not updates
+            if math.isfinite(squared) and math.isfinite(dot):  # nobody can say how much of any other update arrives
+                self.updates += int(updates)
+                self.updates_lost += int(lost)
+                self.update_squared += squared
+                self.update_dot += dot
         self._record_second_moment(group, state.get("exp_avg_sq"))
         self._before = self._update = self._with_gradient = None
 
@@ -235,7 +237,10 @@ def _had_gradient(states: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return samples of the state tensors that have one value per element of the stepped tensor, to be read at once."""
+    """Return samples of the state tensors that have one value per element of the stepped tensor, to be read at once.
+
+    A number for the whole tensor, such as NAdam's mu_product, may have the shape of a scalar parameter; it stays on the CPU.
+    """
     shards = {
         name: local_shard(value).detach()
         for name, value in optimizer_state.items()
@@ -244,5 +249,5 @@ def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[st
     return {
         name: sample_view(value, MAX_ELEMENTS)
         for name, value in shards.items()
-        if value.shape == shard.shape and shard.numel() and is_plain(value)
+        if value.shape == shard.shape and shard.numel() and value.device == shard.device and is_plain(value)
     }

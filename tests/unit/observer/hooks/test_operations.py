@@ -51,4 +51,4 @@ def test_a_mode_entered_while_operations_are_recorded_counts_exactly_its_own_ste
     plain = train({1})[1]
     facts, counts = train({STEPS // 2 + 1})
     assert counts == plain
-    assert facts.missing["products"] == "the training entered a dispatch mode of its own while operations were watched"
+    assert facts.missing["products"].startswith("the training entered a dispatch mode of its own, or went on in another thread")

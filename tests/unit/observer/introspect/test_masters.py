@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,6 +62,23 @@ def test_masters_of_an_unknown_optimizer_are_recognised_by_their_shapes():
     stale = {tensor.name: tensor.numbers.live_differs_first for tensor in facts.stepped}
     assert stale["0.weight"] == 1.0
     assert stale["1.weight"] == 0.0
+
+
+@pytest.mark.parametrize(("factor", "differs"), [(1.0, 0.0), (2.0, 1.0)])
+def test_parameters_may_get_a_new_storage_from_their_masters_at_every_step(factor, differs):
+    """The assignment replaces what a parameter refers to: compared is what it refers to now."""
+    model = layers(torch.bfloat16)
+    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(masters)
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(4):
+            model(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                master.grad, parameter.grad = parameter.grad.float(), None
+            optimizer.step()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.data = factor * master.data.bfloat16()
+    assert {tensor.numbers.live_differs for tensor in observer.facts().stepped} == {differs}
 
 
 def test_a_flat_tensor_that_live_parameters_view_is_no_master():

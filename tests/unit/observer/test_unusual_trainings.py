@@ -1,0 +1,178 @@
+"""Trainings that use torch in ways that the observer has to put up with: it neither fails nor sees less than they do."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from benchbox.audit.judge import judge
+from benchbox.observer.observer import StepObserver
+from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train
+
+
+class Trainer:
+    """Has methods with the names of an optimizer's attributes."""
+
+    def __init__(self, model):
+        self.model, self.calls = model, []
+        self.optimizer = torch.optim.AdamW(self.param_groups(), lr=1e-3)
+
+    def param_groups(self):
+        return [{"params": list(self.model.parameters())}]
+
+    def stepped(self):
+        self.calls.append("stepped")
+
+    def step(self):
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+def test_methods_of_a_trainer_are_not_taken_for_those_of_an_optimizer_nor_called() -> None:
+    model = layers()
+    trainer = Trainer(model)
+    facts = observe_training(model, trainer)
+    assert facts.problems == ()
+    assert (facts.optimizer_chain, facts.groups) == (("Trainer", "AdamW"), ((0.01, 4),))
+    assert trainer.calls == []
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("inner", 5), ("optimizer", "adamw")])
+def test_an_optimizer_with_a_number_or_a_string_where_wrappers_have_an_optimizer_is_observed(attribute, value) -> None:
+    model = layers(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    setattr(optimizer, attribute, value)
+    assert len(observe_training(model, optimizer).stepped) == 4
+
+
+class Homemade(torch.optim.Optimizer):
+    """Holds a tensor where other optimizers hold a dictionary, and no weight decay."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3, "weight_decay": None})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = self.state.get(parameter, torch.zeros_like(parameter)) + parameter.grad
+            parameter.sub_(self.state[parameter], alpha=1e-3)
+
+
+def test_the_state_of_an_optimizer_may_be_a_tensor_and_its_decay_none() -> None:
+    model = layers()
+    facts = observe_training(model, Homemade(model.parameters()))
+    assert facts.problems == ()
+    assert census_table(facts)["state", "float32"] == (4, ELEMENTS, 4 * ELEMENTS)
+    assert facts.groups == ((0.0, 4),)
+
+
+def test_a_lazy_part_that_is_never_called_hides_nothing_else() -> None:
+    model = layers()
+    model.add_module("unused", nn.LazyLinear(4))
+    model.forward = lambda x: model[1](model[0](x))
+    facts = observe_training(model, torch.optim.AdamW([*model[0].parameters(), *model[1].parameters()]))
+    assert facts.problems == ()
+    assert census_table(facts)["parameter", "float32"] == (4, ELEMENTS, 4 * ELEMENTS)
+
+
+@pytest.mark.parametrize("compile_model", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(4, 8))])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_models_of_torchscript_are_observed(compile_model) -> None:
+    model = compile_model(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    facts = observe_training(model, torch.optim.AdamW(model.parameters()))
+    assert facts.problems == ()
+    assert census_table(facts)["parameter", "float32"] == (4, ELEMENTS, 4 * ELEMENTS)
+    assert [tensor.live for tensor in facts.stepped] == 4 * [True]
+
+
+def test_a_model_that_computes_with_other_tensors_in_place_of_its_parameters_gives_no_warning() -> None:
+    """Torch warns where the gradient of an intermediate result is asked for."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with warnings.catch_warnings(), StepObserver(source="command", steps=3) as observer:
+        warnings.simplefilter("error")
+        for _ in range(3):
+            for _ in range(2):
+                scaled = {name: 0.5 * parameter for name, parameter in model.named_parameters()}
+                torch.func.functional_call(model, scaled, (torch.ones(2, 8),)).sum().backward()
+            optimizer.step()
+    assert observer.facts().problems == ()
+
+
+@pytest.mark.parametrize("frozen_in_step", [0, 1])
+def test_a_model_is_found_after_the_garbage_collector_was_frozen(frozen_in_step) -> None:
+    """Trainings freeze it to be spared its pauses; frozen objects are listed no more."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model[0].parameters(), lr=1e-3)
+    try:
+        with StepObserver(source="command", steps=6) as observer:
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            for step in range(6):
+                if step == frozen_in_step:
+                    gc.freeze()
+                train(model, optimizer, 1, schedule)
+                if step == 2:
+                    optimizer = torch.optim.SGD(model[1].parameters(), lr=1e-3)
+                    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        facts = observer.facts()
+    finally:
+        gc.unfreeze()
+    assert len(facts.parameters) == len(facts.stepped) == 4
+    assert all(tensor.live for tensor in facts.stepped)
+    assert [schedule.reaches for schedule in facts.schedules] == [True, True]
+
+
+def test_optimizers_that_step_at_the_same_time_in_threads_are_both_observed() -> None:
+    """Neither wraps the other one, whichever of them ends first."""
+    inside, outside = threading.Event(), threading.Event()
+    models = [layers(), layers()]
+    first, second = (torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models)
+
+    def wait(*_) -> None:
+        inside.set()
+        outside.wait(10)
+
+    with StepObserver(source="command", steps=6) as observer:
+        first.register_step_pre_hook(wait)
+        for _ in range(7):
+            for model in models:
+                model(torch.ones(2, 8)).square().sum().backward()
+            inside.clear()
+            outside.clear()
+            thread = threading.Thread(target=first.step)
+            thread.start()
+            assert inside.wait(10)
+            second.step()
+            outside.set()
+            thread.join()
+    facts = observer.facts()
+    assert [step.step for step in facts.steps] == [1, 2, 3, 4, 5, 6]
+    assert len(facts.stepped) == 8
+    assert facts.missing["products"] == "the training steps its optimizers in several threads"
+
+
+def test_gradients_that_overflow_in_one_step_leave_the_other_steps_judged() -> None:
+    model = layers(torch.bfloat16)
+    model[0].weight.register_hook(lambda gradient: gradient.fill_(torch.inf) if len(observer._state.steps) == 2 else gradient)
+    with StepObserver(source="command", steps=6) as observer:
+        train(model, torch.optim.SGD(model.parameters(), lr=1e-5), 6)
+    (lost,) = [finding for finding in judge([observer.facts()]).findings if finding.code == "BXP102"]
+    assert 0.0 <= lost.evidence["edq"] < 0.5
+
+
+def test_parameters_of_two_models_with_the_same_name_are_not_merged() -> None:
+    """One that is pinned would hide behind the other one."""
+    models = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW([parameter for model in models for parameter in model.parameters()])
+    with StepObserver(source="command", steps=2) as observer:
+        for _ in range(2):
+            models[1](models[0](torch.ones(2, 8))).sum().backward()
+            optimizer.step()
+    assert [(tensor.name, tensor.elements) for tensor in observer.facts().stepped] == 2 * [("weight", 64), ("bias", 8)]
