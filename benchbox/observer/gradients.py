@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from .hooks.clips import Clip
@@ -32,10 +33,11 @@ class GradientRecorder:
         self._state = state
         self._versions: dict[int, tuple[int, int]] = {}  # by id of the stepped tensor: identity and version of its gradient
         self._unattributed: Clip | None = None
+        self._unread: Clip | None = None  # of tensors that nobody steps
 
     def begin_step(self) -> None:
         """Begin a step."""
-        self._unattributed = None
+        self._unattributed = self._unread = None
 
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Attribute clippings to the tensors that they clipped, which are about to be stepped."""
@@ -47,6 +49,8 @@ class GradientRecorder:
             self._attribute_to_unlinked(observation, tensors)
         if self._state.optimizers[id(optimizer)].probed_step != observation.step:
             return
+        if self._state.calls.clips and not observation.clips:
+            self._unread = self._unread_clip()
         self._versions = {id(tensor): _version(tensor.grad) for _, _, tensor in tensors}
         if (scale := _scale_in_step(optimizer)) is not None:
             reason = f"{type(optimizer).__name__} divides the gradients by the loss scale inside its step"
@@ -62,7 +66,7 @@ class GradientRecorder:
         if not (is_probed or clips):
             return
         name = type(optimizer).__name__
-        is_scratch = is_of_package(optimizer, _OVERWRITES_GRADIENTS)
+        is_scratch = is_of_package(optimizer, _OVERWRITES_GRADIENTS) or _is_nesterov(optimizer)
         for _, _, tensor in tensors:
             clips_inside = clips.pop(self._state.covered_ids(id(tensor))) if clips else []
             if not is_probed:
@@ -81,6 +85,8 @@ class GradientRecorder:
         observation = self._state.steps[-1]
         if not observation.probed:
             return
+        if self._unread is not None and not observation.clips:  # it can only have been meant for what was stepped
+            observation.clips[self._unread] = set(observation.stepped)
         clips: dict[Clip, set[int]] = observation.clips
         if observation.reported is not None:
             clips = {Clip(*observation.reported): next(iter(clips.values())) if len(clips) == 1 else observation.stepped}
@@ -116,6 +122,18 @@ class GradientRecorder:
         if unlinked and self._unattributed is not None:
             observation.clips.setdefault(self._unattributed, set()).update(unlinked)
 
+    def _unread_clip(self) -> Clip | None:
+        """Return a clipping of tensors that no optimizer holds, and no model: of an old copy of the weights, for example."""
+        optimized = self._state.optimized_ids()
+        return next(
+            (
+                clip
+                for clip, tensor_ids in self._state.calls.clips.pending().items()
+                if tensor_ids.isdisjoint(optimized) and tensor_ids.isdisjoint(self._state.live_names)
+            ),
+            None,
+        )
+
     def _has_changed(self, tensor: Tensor) -> bool:
         """Return whether the gradient is another one than before the step. Fused steps count as changing it, and do not."""
         version, probe = self._versions.get(id(tensor)), self._state.probes.get(id(tensor))
@@ -127,6 +145,15 @@ class GradientRecorder:
             return False
         norm, before = local_norm(tensor.grad), probe.gradient_squared**0.5
         return not (math.isclose(norm, before, rel_tol=_UNCHANGED) or (math.isnan(norm) and math.isnan(before)))
+
+
+def _is_nesterov(optimizer: Any) -> bool:
+    """Return whether this is torch's SGD with Nesterov's momentum, and nothing but its kernels touches gradients in its step.
+
+    Those for several tensors, which are the default on a GPU, add the momentum to the gradients in place.
+    """
+    is_torch = type(optimizer) is torch.optim.SGD and not optimizer._optimizer_step_pre_hooks  # noqa: SLF001 (no public name)
+    return is_torch and any(group["nesterov"] for group in optimizer.param_groups)
 
 
 def _version(gradient: Tensor | None) -> tuple[int, int]:

@@ -275,7 +275,8 @@ class StepRecorder:
         stepped = optimizer_tensors(optimizer)
         if any(self.state.is_live(tensor) for tensor in stepped):
             return []
-        live = [pair for model in self.state.objects.models for pair in live_parameters(model)]
+        named = [pair for model in self.state.objects.models for pair in live_parameters(model)]
+        live = list({id(parameter): (name, parameter) for name, parameter in named}.values())  # models may share some
         linked: set[int] = set()
         for tensor_id, link in self.state.links.items():
             if link.live is not None:

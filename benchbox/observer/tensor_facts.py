@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .state import ObservedOptimizer, ObserverState, TensorSnapshot
 
+_LOSSLESS = frozenset({"float32", "float64", "complex64", "complex128"})
+
 
 def stepped_tensor_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[SteppedTensor]:
     """Yield one entry per parameter. A large parameter may be stepped in parts, which are merged.
@@ -117,9 +119,9 @@ def opaque_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) 
 
 
 def _takes_any_update(state: ObserverState, tensor: Tensor) -> bool:
-    """Return whether a model computes with this very tensor, and it is stored in float32 or float64."""
+    """Return whether a model computes with this very tensor, and each of its numbers has 32 bits or more."""
     shard = local_shard(tensor)
-    return state.is_live(tensor) and is_plain(shard) and dtype_name(shard) in ("float32", "float64")
+    return state.is_live(tensor) and is_plain(shard) and dtype_name(shard) in _LOSSLESS
 
 
 def parameter_facts(state: ObserverState) -> Iterator[LiveTensor]:

@@ -175,7 +175,7 @@ def _unreadable_optimizers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation
         for optimizer in opaque:
             ranks_by_optimizer.setdefault(optimizer, []).append(rank_facts.rank)
     for optimizer, ranks in ranks_by_optimizer.items():
-        evidence = {"reason": optimizer.reason, "ranks": sorted(ranks)}
+        evidence = {"reason": optimizer.reason, "ranks": sorted(set(ranks))}
         if optimizer.lossless:
             title = "the arithmetic of the optimizer is unknown; the float32 weights that it steps take any update"
             yield RuleViolation("info", optimizer.optimizer, min(ranks), evidence, title)

@@ -46,6 +46,8 @@ def _ineffective_schedule(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]
             varies = len({scheduled for _, scheduled, _ in course}) > 1
             if not diverging or not varies:  # a constant one may advance by epochs, or be left over from an earlier stage
                 continue
+            if schedule.reaches and diverging[-1] != course[-1]:  # it gets to groups that were added when it advances next
+                continue
             step, scheduled, in_force = diverging[-1]
             evidence = {
                 "step": step,

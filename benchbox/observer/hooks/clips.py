@@ -38,6 +38,13 @@ class PendingClips:
         """Return the clippings that wait for these tensors."""
         return list(dict.fromkeys(self._latest[tensor_id] for tensor_id in tensor_ids if tensor_id in self._latest))
 
+    def pending(self) -> dict[Clip, set[int]]:
+        """Return all clippings, each with the ids of the tensors for which it waits."""
+        clips: dict[Clip, set[int]] = {}
+        for tensor_id, clip in self._latest.items():
+            clips.setdefault(clip, set()).add(tensor_id)
+        return clips
+
     def pop(self, tensor_ids: Iterable[int]) -> list[Clip]:
         """Remove and return the clippings that wait for these tensors, which are about to be stepped or were stepped."""
         clips = (self._latest.pop(tensor_id, None) for tensor_id in tensor_ids)

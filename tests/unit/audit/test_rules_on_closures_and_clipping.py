@@ -387,3 +387,36 @@ def test_clipping_for_a_step_that_the_scaler_skips_is_not_compared_with_a_later_
     judgement = judge([observer.facts()])
     assert failing(judgement) == []
     assert judgement.not_judged["BXP304"] == "no clipping was seen"
+
+
+@pytest.mark.parametrize(("clipped", "codes"), [("copy", ["BXP304"]), ("frozen", []), ("masters", []), ("both", [])])
+def test_clipping_of_an_old_copy_of_the_weights_is_found(clipped: str, codes: list[str]) -> None:
+    """Clipping of a frozen part of the model does nothing, and is no fault."""
+
+    def training() -> nn.Module:
+        model, copy = layers(), layers()
+        frozen = nn.Linear(8, 8).requires_grad_(requires_grad=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        lists = {"copy": [copy], "frozen": [frozen], "masters": [model], "both": [copy, model]}[clipped]
+        for _ in range(STEPS):
+            (100 * loss_of(nn.Sequential(frozen, model))).backward()
+            for module in lists:
+                nn.utils.clip_grad_norm_(module.parameters(), LIMIT)
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    assert failing(judge([observe(training)])) == codes
+
+
+@pytest.mark.parametrize("hook", [None, clip_in_hook])
+def test_nesterov_momentum_is_added_to_gradients_that_have_been_read(hook: Any) -> None:
+    """The steps for several tensors use the gradients as memory for it. A hook that clips them comes before they are read."""
+
+    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True, foreach=True)
+
+    facts = observe(without_closure(make, hook=hook))
+    changed = {step.changed_gradients for step in facts.steps}
+    assert changed == ({None} if hook is None else {None, "SGD changes gradients inside its step"})
+    assert all(bool(tensor.numbers.updates) == (hook is None) for tensor in facts.stepped)

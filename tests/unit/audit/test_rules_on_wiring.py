@@ -170,3 +170,57 @@ def test_a_resume_inside_the_process_that_derives_masters_again_is_found_and_a_r
 
     codes = {f.code for f in audited(training).findings if f.severity == "error"}
     assert codes == ({"BXP501"} if rederived else set())
+
+
+def test_masters_of_models_that_share_a_part_are_linked_in_its_place() -> None:
+    """A list of parameters holds what is shared once."""
+
+    def training() -> object:
+        shared = network(HALF)
+        models = nn.Sequential(shared, nn.Linear(16, 16, dtype=HALF)), nn.Sequential(shared, nn.Linear(16, 16, dtype=HALF))
+        masters = Masters(nn.ModuleList(models))
+        with torch.no_grad():
+            shared[0].weight.zero_()  # weights loaded behind the masters' back
+        for step in range(STEPS):
+            for model in models:
+                backward(model, step)
+            masters.step()
+            masters.copy()
+        return models, masters
+
+    assert finding(audited(training), "BXP504") == ("error", ["0.0.weight"])
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_group_that_is_added_after_its_schedule_is_scheduled_from_the_next_step_on(reaches: bool) -> None:
+    def training() -> object:
+        model = network()
+        optimizer = torch.optim.AdamW(model[0].parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        for step in range(STEPS):
+            backward(model, step)
+            if step == 5:
+                optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 5e-4})
+            optimizer.step()
+            schedule.step()
+            if not reaches:
+                optimizer.param_groups[0]["lr"] = 1e-3
+            optimizer.zero_grad()
+        return model, optimizer, schedule
+
+    assert ("BXP401" in {finding.code for finding in audited(training).findings}) != reaches
+
+
+def test_a_warm_up_that_reaches_no_optimizer_is_found_though_both_end_at_the_same_rate() -> None:
+    def training() -> object:
+        model = network()
+        optimizer, other = (torch.optim.AdamW(model.parameters(), lr=1e-3) for _ in range(2))
+        schedule = torch.optim.lr_scheduler.LinearLR(other, 0.1, total_iters=5)
+        for step in range(STEPS):
+            backward(model, step)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        return model, optimizer, schedule
+
+    assert "BXP401" in {finding.code for finding in audited(training).findings}

@@ -120,7 +120,7 @@ class Homemade(torch.optim.AdamW):
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter -= group["lr"] * parameter.grad.sign()
+                parameter -= group["lr"] * parameter.grad.sgn()
 
 
 class Disguised(torch.optim.AdamW):
@@ -146,6 +146,22 @@ def test_an_optimizer_of_unknown_arithmetic_is_opaque_and_lossless_only_over_flo
     assert "unknown" in facts.opaque[0].reason
     assert {tensor.numbers.updates for tensor in facts.stepped} == {0}
     assert "BXP102" in judge([facts]).not_judged
+
+
+def test_two_optimizers_of_unknown_arithmetic_over_complex_parameters_are_lossless():
+    """A complex64 number is two of float32."""
+    weights = [torch.nn.Parameter(torch.ones(8, dtype=torch.complex64)) for _ in range(2)]
+    model = torch.nn.ParameterList(weights)
+    optimizers = [Homemade([weight]) for weight in model]
+    with StepObserver(source="command", steps=2) as observer:
+        for _ in range(2):
+            sum(weight.abs().sum() for weight in model).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    facts = observer.facts()
+    assert [opaque.lossless for opaque in facts.opaque] == [True, True]
+    (finding,) = judge([facts]).findings
+    assert (finding.severity, finding.evidence["ranks"]) == ("info", [0])
 
 
 def test_an_optimizer_of_unknown_arithmetic_over_masters_is_not_lossless():
