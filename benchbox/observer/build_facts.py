@@ -68,6 +68,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         schedules=tuple(_schedule_facts(state, reached)),
         scaler=_scaler(state, model),
         products=state.operations.matmuls.counts,
+        products_with_gradient=dict(state.operations.matmuls.with_gradient),
         autocast=state.forward_hooks.autocast,
         loads=tuple(state.calls.loads),
         setup=read_setup(model, chain, accelerator) if model is not None else None,

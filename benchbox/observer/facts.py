@@ -328,6 +328,7 @@ class RankFacts:
     schedules: tuple[Schedule, ...] = ()
     scaler: Scaler | None = None
     products: dict[str, int] = field(default_factory=dict)  # number of matrix products of the forward pass by dtype
+    products_with_gradient: dict[str, int] = field(default_factory=dict)  # of these, the ones outside of torch.no_grad
     autocast: Autocast | None = None
     loads: tuple[StateLoad, ...] = ()
     setup: Setup | None = None

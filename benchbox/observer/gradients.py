@@ -33,7 +33,7 @@ class GradientRecorder:
         self._state = state
         self._versions: dict[int, tuple[int, int]] = {}  # by id of the stepped tensor: identity and version of its gradient
         self._unattributed: Clip | None = None
-        self._unread: Clip | None = None  # of tensors that nobody steps
+        self._unread: tuple[Clip, int] | None = None  # of so many tensors that nobody steps
 
     def begin_step(self) -> None:
         """Begin a step."""
@@ -85,8 +85,10 @@ class GradientRecorder:
         observation = self._state.steps[-1]
         if not observation.probed:
             return
-        if self._unread is not None and not observation.clips:  # it can only have been meant for what was stepped
-            observation.clips[self._unread] = set(observation.stepped)
+        if self._unread is not None and not observation.clips:
+            clip, tensors = self._unread
+            if tensors >= len(observation.stepped):  # it can only have been meant for these
+                observation.clips[clip] = set(observation.stepped)
         clips: dict[Clip, set[int]] = observation.clips
         if observation.reported is not None:
             clips = {Clip(*observation.reported): next(iter(clips.values())) if len(clips) == 1 else observation.stepped}
@@ -122,12 +124,12 @@ class GradientRecorder:
         if unlinked and self._unattributed is not None:
             observation.clips.setdefault(self._unattributed, set()).update(unlinked)
 
-    def _unread_clip(self) -> Clip | None:
-        """Return a clipping of tensors that no optimizer holds, and no model: of an old copy of the weights, for example."""
+    def _unread_clip(self) -> tuple[Clip, int] | None:
+        """Return a clipping of tensors that no optimizer and no model holds, such as an old copy of it, with their number."""
         optimized = self._state.optimized_ids()
         return next(
             (
-                clip
+                (clip, len(tensor_ids))
                 for clip, tensor_ids in self._state.calls.clips.pending().items()
                 if tensor_ids.isdisjoint(optimized) and tensor_ids.isdisjoint(self._state.live_names)
             ),

@@ -141,8 +141,12 @@ class StepRecorder:
                 self.state.census.count(kind, tensor, tensor.grad)
 
     def _probe_of(self, optimizer: Optimizer, group: Mapping[str, Any], tensor: Tensor) -> TensorProbe | None:
-        """Return the probe of a tensor, started if it is new; None if the tensor cannot be probed."""
+        """Return the probe of a tensor, started if it is new or was cast; None if the tensor cannot be probed."""
         probe = self.state.probes.get(id(tensor))
+        if probe is not None and probe.dtype != tensor.dtype:  # what became of its updates before says nothing about those now
+            probe = None
+            for observed in self.state.optimizers.values():
+                observed.snapshots.pop(id(tensor), None)
         if probe is None and can_probe(tensor):
             probe = self.state.probes[id(tensor)] = TensorProbe()
             probe.start(tensor, optimizer_state(optimizer, tensor), group, self.state.steps[-1].step)

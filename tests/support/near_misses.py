@@ -164,6 +164,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("autocast that was not seen", ranks(autocast=None)),
         ("scaled", ranks_stepping(tensor(gradient_dtype="float16"), scaler=scaler(8, 1))),
         ("a frozen float16 teacher", ranks(products={"float16": 10, "bfloat16": 40})),
+        ("a large one", ranks(products={"float16": 40, "float32": 10}, products_with_gradient={"float32": 10})),
         ("a scaler could not be observed", ranks_stepping(half(dtype="float16"), missing={"scaler": "a checkpoint"})),
         ("a single skipped step", ranks(scaler=scaler(1, 1))),
     ],

@@ -138,6 +138,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP305": [
         ("float16 gradients", "error", ranks_stepping(tensor(gradient_dtype="float16"))),
         ("autocast", "error", ranks(autocast=Autocast(active=True, dtype="float16"))),
+        ("products before a checkpoint of activations", "error", ranks(products={"float16": 10})),
         ("all steps skipped", "error", ranks(scaler=scaler(8, 8))),
         ("all steps skipped, so none was seen", "error", ranks(scaler=scaler(8, 8), stepped=(), missing={"stepped": "none"})),
     ],

@@ -159,10 +159,14 @@ def _unscaled_float16(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
 
 
 def _computes_in_float16(facts: RankFacts) -> bool:
-    """Return whether autocast or most products are float16: a frozen float16 teacher alone has no gradients to lose."""
+    """Return whether autocast or most products are float16: a frozen float16 teacher alone has no gradients to lose.
+
+    Without products that record gradients all are counted: torch's older activation checkpointing records none.
+    """
     if facts.autocast is not None and facts.autocast.active and facts.autocast.dtype == "float16":
         return True
-    return facts.products.get("float16", 0) > sum(facts.products.values()) / 2
+    products = facts.products_with_gradient or facts.products
+    return products.get("float16", 0) > sum(products.values()) / 2
 
 
 RULES = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .dispatch import in_backward, operation_name
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "mkldnn_linear", "linear"})
@@ -12,11 +14,13 @@ _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_m
 class MatmulDtypes:
     """Counts matrix products and convolutions of the forward pass by the dtype of their operands.
 
-    `totals` maps a dtype to the number of products, and to the elements and bytes of their results.
+    `totals` maps a dtype to the number of products, and to the elements and bytes of their results. `with_gradient` maps it to
+    the number of those that record gradients.
     """
 
     def __init__(self) -> None:
         self.totals: dict[str, list[int]] = {}
+        self.with_gradient: dict[str, int] = {}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -31,6 +35,9 @@ class MatmulDtypes:
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         if not in_backward():
             operand = args[1]  # the first argument may be a bias
-            total = self.totals.setdefault(str(operand.dtype).removeprefix("torch."), [0, 0, 0])
+            dtype = str(operand.dtype).removeprefix("torch.")
+            total = self.totals.setdefault(dtype, [0, 0, 0])
+            if torch.is_grad_enabled():
+                self.with_gradient[dtype] = self.with_gradient.get(dtype, 0) + 1
             for index, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):
                 total[index] += amount

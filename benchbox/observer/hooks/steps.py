@@ -211,9 +211,10 @@ class StepSegmenter:
     def _initializes_state(self, tensors: SteppedTensors) -> bool:
         """Return whether this call is no training step but only creates optimizer state.
 
-        DeepSpeed and torch's distributed checkpoints step once before any forward pass, with gradients of zero.
+        DeepSpeed and torch's distributed checkpoints step once before any forward pass, with gradients of zero. Scripts step
+        without gradients there, to be spared a warning of schedules that advance first.
         """
-        if self.step or self._listener.forward_called or not tensors:
+        if self.step or self._listener.forward_called:
             return False
         gradients = [tensor.grad for _, _, tensor in tensors if tensor.grad is not None and can_probe(tensor)]
         return len(gradients) == len(tensors) and not any(local_shard(gradient).any() for gradient in gradients)

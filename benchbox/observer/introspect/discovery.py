@@ -7,6 +7,7 @@ running any code of the script.
 from __future__ import annotations
 
 import gc
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
 _MAX_WRAPPERS = 4
 
-Role = Literal["module", "schedule", "accelerator", "stepper"]  # stepper: whatever else has a method `step`
+# stepper: whatever else has a method `step`; average: what has none, and is called an average
+Role = Literal["module", "schedule", "accelerator", "stepper", "average"]
+_AVERAGE = re.compile(r"EMA|Ema(?![a-z])|Average")
 
 
 @dataclass
@@ -71,7 +74,7 @@ def discover(
             modules, after `gc.freeze()`.
     """
     objects = TrainingObjects()
-    found: dict[Role, list[Any]] = {"module": [], "schedule": [], "accelerator": [], "stepper": []}
+    found: dict[Role, list[Any]] = {"module": [], "schedule": [], "accelerator": [], "stepper": [], "average": []}
     roles = _Roles()
     listed = [candidate for candidate in gc.get_objects() if roles[type(candidate)]]  # of hundreds of thousands
     for candidate in {id(candidate): candidate for candidate in (*listed, *called_modules, *constructed)}.values():
@@ -88,7 +91,7 @@ def discover(
     objects.wrappers = _find_wrappers(steppers)
     trained = set(map(id, objects.models))
     objects.others = [(type(root).__name__, _parameters(root)) for root in roots if id(root) not in trained]
-    objects.others += _tensor_lists(steppers)
+    objects.others += _tensor_lists([*steppers, *found["average"]])
     return objects
 
 
@@ -107,7 +110,9 @@ def _role_of(kind: type) -> Role | None:
         return "schedule"
     if kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
         return "accelerator"
-    return "stepper" if _has_step(kind) else None
+    if _has_step(kind):
+        return "stepper"
+    return "average" if _AVERAGE.search(kind.__name__) else None
 
 
 def _parameters(root: nn.Module) -> list[Tensor]:
@@ -145,14 +150,16 @@ def _find_wrappers(steppers: Sequence[Any]) -> dict[int, list[Any]]:
     return wrappers
 
 
-def _tensor_lists(steppers: Iterable[Any]) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield the lists of tensors that objects with a `step` have as attributes, as an EMA of plain tensors does."""
-    for stepper in steppers:
-        if isinstance(stepper, Optimizer):
+def _tensor_lists(owners: Iterable[Any]) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield the lists of tensors that objects other than optimizers have, and the dicts of those that are called an average."""
+    for owner in owners:
+        if isinstance(owner, Optimizer):
             continue
-        for name, value in getattr(stepper, "__dict__", {}).items():
-            if type(value) in (list, tuple) and value and all(isinstance(item, Tensor) for item in value):
-                yield f"{type(stepper).__name__}.{name}", list(value)
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            is_average = type(value) is dict and _AVERAGE.search(type(owner).__name__)
+            items = list(value.values() if is_average else value if type(value) in (list, tuple) else ())
+            if items and all(isinstance(item, Tensor) for item in items):
+                yield f"{type(owner).__name__}.{name}", items
 
 
 def _attribute_values(instance: Any) -> Iterator[Any]:

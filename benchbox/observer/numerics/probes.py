@@ -64,6 +64,7 @@ class TensorProbe:
         self.bf16_valued: dict[str, WeightedShare] = {}
         self.steps_before_later: int | None = None
         self.bf16_valued_later: dict[str, WeightedShare] = {}
+        self.dtype: torch.dtype | None = None
         self.first_step = self.last_step = 0
         self._initial: Tensor | None = None
         self._moved = self._had_step_without_update = False
@@ -75,6 +76,7 @@ class TensorProbe:
         """Record the tensor before its first probed step: its values, and traces of an earlier rounding."""
         self.steps_before = _step_count(group, optimizer_state)
         self.first_step = step
+        self.dtype = tensor.dtype
         shard = local_shard(tensor).detach()
         self._initial = sample(shard, MAX_ELEMENTS)
         states = _sampled_state(shard, optimizer_state)

@@ -389,19 +389,24 @@ def test_clipping_for_a_step_that_the_scaler_skips_is_not_compared_with_a_later_
     assert judgement.not_judged["BXP304"] == "no clipping was seen"
 
 
-@pytest.mark.parametrize(("clipped", "codes"), [("copy", ["BXP304"]), ("frozen", []), ("masters", []), ("both", [])])
+@pytest.mark.parametrize(
+    ("clipped", "codes"), [("copy", ["BXP304"]), ("frozen", []), ("model", []), ("both", []), ("inputs", [])]
+)
 def test_clipping_of_an_old_copy_of_the_weights_is_found(clipped: str, codes: list[str]) -> None:
-    """Clipping of a frozen part of the model does nothing, and is no fault."""
+    """Clipping of a frozen part of the model does nothing, and that of inputs, as for adversarial ones, is meant for them."""
 
     def training() -> nn.Module:
         model, copy = layers(), layers()
         frozen = nn.Linear(8, 8).requires_grad_(requires_grad=False)
         optimizer = torch.optim.AdamW(model.parameters())
-        lists = {"copy": [copy], "frozen": [frozen], "masters": [model], "both": [copy, model]}[clipped]
+        lists = {"copy": [copy], "frozen": [frozen], "model": [model], "both": [copy, model], "inputs": []}[clipped]
         for _ in range(STEPS):
-            (100 * loss_of(nn.Sequential(frozen, model))).backward()
+            batch = torch.randn(4, 8, requires_grad=True)
+            (100 * model(frozen(batch)).square().mean()).backward()
             for module in lists:
                 nn.utils.clip_grad_norm_(module.parameters(), LIMIT)
+            if clipped == "inputs":
+                nn.utils.clip_grad_norm_([batch], LIMIT)
             optimizer.step()
             optimizer.zero_grad()
         return model

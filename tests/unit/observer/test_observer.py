@@ -254,6 +254,32 @@ def test_autocast_and_the_dtype_of_matmuls_are_seen():
     assert census_table(facts)["product", "bfloat16"] == (2, 2 * 2 * 8, 2 * 2 * 8 * 2)
 
 
+def test_products_that_record_gradients_are_counted_apart():
+    model, teacher = layers(), layers().double()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(4):
+            with torch.no_grad():
+                target = teacher(torch.ones(2, 8).double())
+            (model(torch.ones(2, 8)) - target.float()).square().sum().backward()
+            optimizer.step()
+    facts = observer.facts()
+    assert (facts.products, facts.products_with_gradient) == ({"float64": 2, "float32": 2}, {"float32": 2})
+
+
+def test_a_model_that_is_cast_in_the_middle_is_judged_by_the_steps_since_then():
+    """Updates that arrived in float32 would hide those that are lost in bfloat16."""
+    model = layers()
+    with StepObserver(source="command", steps=12) as observer:
+        train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), 4)
+        train(model.bfloat16(), torch.optim.AdamW(model.parameters(), lr=1e-6), 8)
+    facts = observer.facts()
+    assert len(facts.stepped) == 4
+    assert all(tensor.state["exp_avg"] == tensor.dtype == "bfloat16" for tensor in facts.stepped)
+    (lost,) = [finding for finding in judge([facts]).findings if finding.code == "BXP102"]
+    assert lost.evidence["edq"] < 0.5
+
+
 def test_an_outer_optimizer_that_steps_an_inner_one_does_not_count_as_stepping():
     """A wrapper that is itself a torch optimizer, and keeps the inner one in an attribute of unknown name."""
 

@@ -38,6 +38,19 @@ def test_the_step_by_which_a_checkpoint_creates_state_is_no_training_step() -> N
     assert {tensor.numbers.steps_before for tensor in facts.stepped} == {1}
 
 
+def test_a_step_without_gradients_before_the_first_forward_pass_is_no_training_step() -> None:
+    """Scripts take it to be spared the warning of a schedule that advances before its optimizer."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with StepObserver(source="command", steps=3) as observer:
+        optimizer.step()
+        for _ in range(3):
+            model(torch.ones(1, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [step.micro_batches for step in observer.facts().steps if step.micro_batches is not None] == [1, 1, 1]
+
+
 def test_an_optimizer_that_starts_later_adds_its_model_to_the_earlier_ones() -> None:
     """A critic that is trained from the second step on, when no forward hooks are installed."""
     actor, critic = nn.Linear(4, 4), nn.Linear(4, 1)

@@ -50,3 +50,30 @@ def test_a_wrapper_of_several_optimizers_is_found_around_each(wrap: Callable[...
         chain = objects.chain(optimizer)
         assert chain == [wrapper, optimizer]
         assert declared_offload(chain) == offload
+
+
+class ModelEma:
+    """Holds the averages by name, as those that people write do, and has no `step`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+class Schema(ModelEma):
+    pass
+
+
+class Pruner(ModelEma):
+    """Holds masks, which are no averages."""
+
+    def step(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("kind", "names"), [(ModelEma, ["ModelEma.shadow"]), (Schema, []), (Pruner, [])])
+def test_tensors_by_name_are_averages_in_an_object_that_is_called_one(kind: type[ModelEma], names: list[str]) -> None:
+    model = nn.Linear(2, 2)
+    owner = kind(model)
+    objects = discover([torch.optim.AdamW(model.parameters())], [model])
+    found = [(name, tensors) for name, tensors in objects.others if any(t is owner.shadow["weight"] for t in tensors)]
+    assert [name for name, _ in found] == names
