@@ -10,10 +10,10 @@ from .facts import REDUCTIONS, CensusEntry, OpaqueOptimizer, RankFacts, Scaler, 
 from .introspect.names import live_buffers, live_parameters
 from .introspect.tensors import local_shard
 from .introspect.wrappers import configured_reduction, parameter_groups, read_prepared, read_setup
+from .numerics.expected_update import float_or_none
 from .state import named_schedules
 from .tensor_facts import (
     buffer_facts,
-    float_or_none,
     foreign_tensors,
     opaque_facts,
     parameter_facts,

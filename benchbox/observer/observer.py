@@ -98,12 +98,14 @@ class StepObserver:
         if operations is not None:
             state.operations = operations
         state.guard.report = self.fail
+        state.locations.before_cast = self.before_cast
         self._recorder = StepRecorder(state, steps, model, optimizer, schedules)
         self._segmenter = StepSegmenter(self)
         self._on_call, self._on_done = on_call, on_done
         self._problems: list[str] = []
         self._installed = False
         self._rank: tuple[int, int] | None = None
+        self._facts_before_cast: RankFacts | None = None
         self._final_facts: RankFacts | None = None
 
     def __enter__(self) -> StepObserver:  # noqa: PYI034 (Self came with Python 3.11)
@@ -137,7 +139,7 @@ class StepObserver:
 
     def facts(self) -> RankFacts:
         """Return the facts observed so far. They are final once the observer has stopped."""
-        return self._final_facts or self._current_facts()
+        return self._final_facts or self._facts_before_cast or self._current_facts()
 
     @property
     def steps_observed(self) -> int:
@@ -184,6 +186,7 @@ class StepObserver:
         if step <= self._recorder.last_step:
             self._recorder.begin_step(step)
         else:
+            self._recorder.compare_live()
             self.remove()
             if self._on_done is not None:
                 self._on_done(self)
@@ -191,6 +194,7 @@ class StepObserver:
     @_guarded
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record an optimizer before it steps."""
+        self._facts_before_cast = None
         self._recorder.before_call(optimizer, tensors)
 
     @_guarded
@@ -207,6 +211,13 @@ class StepObserver:
     def before_forward(self) -> None:
         """Compare masters with the live parameters that the next forward pass is about to use."""
         self._recorder.compare_live()
+
+    @_guarded
+    def before_cast(self, module: nn.Module) -> None:
+        """Keep the facts from before a model is cast or moved. If no step follows, that was done to save or to use it."""
+        if self._facts_before_cast is None and self._recorder.trains(module):
+            self._recorder.end_step()
+            self._facts_before_cast = self._current_facts()
 
     @_guarded
     def end_step(self) -> None:
@@ -233,7 +244,8 @@ class StepObserver:
         self._installed = False
         self._segmenter.remove()
         self._recorder.remove()
-        self._final_facts = self._build_final_facts()
+        kept = None if self._problems else self._facts_before_cast
+        self._final_facts = kept or self._build_final_facts()
         for observation in self._state.steps:
             observation.release()
         self._recorder = StepRecorder(ObserverState(self._state.source, steps=self._state.steps), self._recorder.last_step)

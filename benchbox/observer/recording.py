@@ -183,11 +183,16 @@ class StepRecorder:
         self._gradients.end_step()
 
     def finish(self) -> None:
-        """Compare live tensors with their masters after the last step, which no later step does."""
+        """Compare live tensors with their masters if no later step did: after it a script may load the best weights."""
         self.state.operations.raise_failure()
         self._record_unstepped()
-        if self.state.steps:
+        if self.state.steps and not any(probe.live_differs is not None for probe in self.state.probes.values()):
             self.compare_live()
+
+    def trains(self, module: nn.Module) -> bool:
+        """Return whether steps were recorded, and a module is a part of the models that they train."""
+        parts = (part for model in self.state.objects.models for part in model.modules())
+        return bool(self.state.steps) and any(part is module for part in parts)
 
     @property
     def expects_copies(self) -> bool:

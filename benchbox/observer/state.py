@@ -21,7 +21,7 @@ from .introspect.names import storage_address
 from .introspect.tensors import dtype_name, local_shard
 from .introspect.wrappers import parameter_groups
 from .numerics.census import TensorCensus
-from .numerics.expected_update import sample
+from .numerics.expected_update import float_or_none, sample
 from .numerics.probes import MAX_ELEMENTS, can_probe
 
 if TYPE_CHECKING:
@@ -76,10 +76,14 @@ class StepObservation:
     def record_rates(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record the learning rates of the tensors that are about to be stepped."""
         _, rates = self.rates.setdefault(id(optimizer), (type(optimizer).__name__, []))
+        latest_group = None
         for group, _, tensor in tensors:
             self.stepped.add(id(tensor))
-            if isinstance(rate := group.get("lr"), (int, float, Tensor)) and float(rate) not in rates:
-                rates.append(float(rate))
+            if group is latest_group:
+                continue
+            latest_group = group
+            if (rate := float_or_none(group.get("lr"))) is not None and rate not in rates:
+                rates.append(rate)
 
     def release(self) -> None:
         """Drop the training's modules and tensors, once the facts are built."""
@@ -162,7 +166,7 @@ class ObservedOptimizer:
 
 
 def _weight_decay(options: Mapping[str, Any]) -> float:
-    return float(options.get("weight_decay") or 0.0)  # None may stand for none
+    return float_or_none(options.get("weight_decay")) or 0.0
 
 
 class _Unstepped(NamedTuple):

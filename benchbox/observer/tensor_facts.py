@@ -12,7 +12,7 @@ from .introspect.masters import declared_offload, has_known_arithmetic
 from .introspect.names import owned_tensors, parameter_ndims
 from .introspect.tensors import dtype_name, is_plain, local_shard
 from .introspect.wrappers import optimizer_chain
-from .numerics.expected_update import adam_betas, has_decoupled_decay, is_fused
+from .numerics.expected_update import adam_betas, float_or_none, has_decoupled_decay, is_fused
 from .numerics.probes import TensorProbe, update_statistics
 from .state import optimizer_tensors
 
@@ -86,14 +86,9 @@ def _stepped_tensor(
         state_devices={key: str(value.device) for key, value in state_tensors.items() if value.ndim},
         compensation=snapshot.compensation,
         offload=declared_offload(observed.chain),
-        step_count=None if step is None else float(step),
+        step_count=float_or_none(step),
         numbers=update_statistics([state.probes.get(id(part.tensor)) or TensorProbe() for part in parts]),
     )
-
-
-def float_or_none(value: Any) -> float | None:
-    """Return a number as a float, and None for anything else: Adafactor's eps is a pair."""
-    return float(value) if isinstance(value, (int, float, Tensor)) else None
 
 
 def opaque_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[OpaqueOptimizer]:

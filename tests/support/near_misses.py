@@ -237,6 +237,10 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP404": [
         ("a forgotten parameter", ranks(parameters=(live(), live(NORM, linked=False)))),
+        (
+            "a parameter that the other rank holds, and that stays as it is",
+            [rank(0, parameters=(live(linked=False, gradient="bfloat16", unmoved_steps=20),), stepped=()), rank(1)],
+        ),
         ("a parameter held by the other rank", [rank(0, parameters=(live(linked=False),), stepped=()), rank(1)]),
         (
             "a temperature that is learned beside the model",
@@ -351,5 +355,6 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
         ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),
         ("nothing declared", ranks_stepping(half())),
+        ("complex numbers", ranks(stepped=(tensor(dtype="complex64", state={"exp_avg": "complex64"}),))),
     ],
 }

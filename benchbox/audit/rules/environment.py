@@ -29,6 +29,8 @@ _LEAVE_AUTOCAST_OFF = (
     "computation under autocast (recipe fp32_autocast)"
 )
 _REMOVE_CASTS = "remove the casts of parameters and inputs to 16 bits, or declare the dtype that is meant (another recipe)"
+# A complex number is two of these.
+_REAL = {"complex64": "float32", "complex128": "float64"}
 # Least share of the matrix products of a forward pass; some may be float32 on purpose.
 _MIN_SHARE = 0.5
 
@@ -131,7 +133,7 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         return
     differences: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
     for role, declared, rank, dtype, name in _declared_and_measured(facts, contract):
-        if declared is not None and dtype not in (declared, "unknown"):
+        if declared is not None and _REAL.get(dtype, dtype) not in (declared, "unknown"):
             differences.setdefault((role, declared, dtype), []).append((rank, name))
     if differences:
         ranks = sorted({rank for tensors in differences.values() for rank, _ in tensors})

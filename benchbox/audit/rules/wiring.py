@@ -204,13 +204,14 @@ def _unmoved(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     An optimizer that claims them, or steps others of their names and sizes, was meant to move them. Parameters of which no
     optimizer knows may be frozen on purpose.
     """
+    linked_on_any_rank = {p.name for rank_facts in facts for p in rank_facts.parameters if p.linked}
     for rank_facts in facts:
         where = _describe_chain(rank_facts)
         parameters = [p for p in rank_facts.parameters if p.trainable and p.elements]
         unmoved = [p for p in parameters if p.gradient is not None and p.unmoved_steps >= _UNMOVED_STEPS]
         stepped_twins = {(p.name, p.elements) for p in parameters if p.linked and not p.unmoved_steps}
         meant = [p for p in unmoved if p.linked or (p.name, p.elements) in stepped_twins]
-        unclaimed = [p for p in unmoved if p not in meant and p.linked is False]
+        unclaimed = [p for p in unmoved if p not in meant and p.linked is False and p.name not in linked_on_any_rank]
         graded: tuple[tuple[Severity, list[LiveTensor]], ...] = (("error", meant), ("info", unclaimed))
         for severity, violating in graded:
             if violating:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
-_CASTS = ("to", "type", "half", "bfloat16", "float", "double")
+_CASTS = ("to", "type", "half", "bfloat16", "float", "double", "cpu", "cuda")
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _MAX_CALLS = 8
 _MAX_CASTS = 64
@@ -59,6 +59,7 @@ class LocationRecorder:
         self._constructed: dict[int, _Record] = {}  # by id: an optimizer need not be hashable
         self._casts: list[_Record] = []
         self._default_dtypes: dict[SourceLocation, None] = {}
+        self.before_cast: Callable[[nn.Module], None] = lambda _: None  # called before a module is cast or moved
 
     def install(self) -> None:
         """Start recording."""
@@ -104,6 +105,8 @@ class LocationRecorder:
         before: list[torch.dtype] = []
         with suppress(Exception):
             before = [tensor.dtype for tensor in _stored_tensors(module)]
+            if _changes_anything(original.__name__, module, *args, **kwargs):
+                self.before_cast(module)
         result = original(module, *args, **kwargs)
         with suppress(Exception):
             self._record_cast(module, before)
@@ -132,6 +135,21 @@ class LocationRecorder:
             if location is not None and len(self._default_dtypes) < _MAX_CASTS:
                 self._default_dtypes[location] = None
         return result
+
+
+def _changes_anything(name: str, module: nn.Module, *args: Any, **kwargs: Any) -> bool:
+    """Return whether a call of a module's method of this name casts or moves one of its tensors."""
+    device: torch.device | None = None
+    dtype = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}.get(name)
+    if name == "to":
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 (as Module.to does)
+    elif dtype is None:
+        device = torch.device(name) if name in ("cpu", "cuda") else None
+    return (device is None and dtype is None) or any(
+        (device is not None and tensor.device.type != device.type)
+        or (dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype)
+        for tensor in _stored_tensors(module)
+    )
 
 
 def _stored_tensors(module: nn.Module) -> list[torch.Tensor]:

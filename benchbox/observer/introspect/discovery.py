@@ -86,7 +86,7 @@ def discover(
     objects.schedules = [schedule for schedule in objects.schedules if id(schedule) not in parts]
     stepped = {id(tensor) for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
     roots = _outermost_modules(modules)
-    objects.models = _training_models(roots, {id(module) for module in called_modules}, stepped)
+    objects.models = _training_models(roots, [id(module) for module in called_modules], stepped)
     objects.owners = {id(parameter): root for root in roots for parameter in _parameters(root)}
     objects.wrappers = _find_wrappers(steppers)
     trained = set(map(id, objects.models))
@@ -127,9 +127,19 @@ def _outermost_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if id(module) not in children and "_modules" in module.__dict__]
 
 
-def _training_models(roots: Sequence[nn.Module], called: set[int], stepped: set[int]) -> list[nn.Module]:
-    """Return the outermost modules that contain a called module or a stepped parameter."""
-    return [root for root in roots if any(id(part) in called or _holds_any(part, stepped) for part in root.modules())]
+def _training_models(roots: Sequence[nn.Module], called: Sequence[int], stepped: set[int]) -> list[nn.Module]:
+    """Return the outermost modules that contain a called module or a stepped parameter, in the order in which they were called.
+
+    The garbage collector lists objects by their age, more or less, and masters of several models are linked in order.
+    """
+    positions = {module_id: position for position, module_id in enumerate(called)}
+    models: list[tuple[int, nn.Module]] = []
+    for root in roots:
+        parts = list(root.modules())
+        position = min(positions.get(id(part), len(positions)) for part in parts)
+        if position < len(positions) or any(_holds_any(part, stepped) for part in parts):
+            models.append((position, root))
+    return [root for _, root in sorted(models, key=lambda model: model[0])]
 
 
 def _holds_any(module: nn.Module, stepped: set[int]) -> bool:

@@ -108,11 +108,15 @@ def _optimi_adam(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], sta
 
 def adam_betas(group: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return Adam's betas from a parameter group, `betas` or `beta1` and `beta2`, or None."""
-    if "betas" in group:
-        return float(group["betas"][0]), float(group["betas"][1])
-    if "beta1" in group and "beta2" in group:
-        return float(group["beta1"]), float(group["beta2"])
-    return None
+    betas = group.get("betas", (group.get("beta1"), group.get("beta2")))
+    numbers = [float_or_none(beta) for beta in betas[:2]] if isinstance(betas, (tuple, list)) else []
+    return (numbers[0], numbers[1]) if len(numbers) == 2 and None not in numbers else None  # type: ignore[return-value]
+
+
+def float_or_none(value: Any) -> float | None:
+    """Return a number as a float, and None for anything else: Adafactor's eps is a pair."""
+    is_number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    return float(value) if is_number else None
 
 
 def compensated_weight(weight: Tensor, state: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,15 @@ from torch import Tensor
 from ..facts import MIN_STEPS_BEFORE_LATER, SIXTEEN_BIT, UpdateStatistics
 from ..introspect.masters import detect_compensation, has_known_arithmetic
 from ..introspect.tensors import dtype_name, is_plain, local_norm, local_shard
-from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample, sample_view
+from .expected_update import (
+    adam_betas,
+    compensated_weight,
+    differing_share,
+    expected_update,
+    float_or_none,
+    sample,
+    sample_view,
+)
 from .rounding import is_bf16_valued, stalled_share
 
 if TYPE_CHECKING:
@@ -211,8 +219,7 @@ def _mean_shares(shares_by_name: Iterable[Mapping[str, WeightedShare]]) -> dict[
 
 def _step_count(group: Mapping[str, Any], optimizer_state: Mapping[str, Any]) -> int:
     """Return the steps that the optimizer counts for a tensor."""
-    count = optimizer_state.get("step", group.get("step"))
-    return 0 if count is None else int(float(count))
+    return int(float_or_none(optimizer_state.get("step", group.get("step"))) or 0)
 
 
 def _bf16_valued(tensors: Mapping[str, Tensor], relevant: Tensor | None) -> dict[str, WeightedShare]:

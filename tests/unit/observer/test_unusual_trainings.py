@@ -52,6 +52,26 @@ def test_an_optimizer_with_a_number_or_a_string_where_wrappers_have_an_optimizer
     assert len(observe_training(model, optimizer).stepped) == 4
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts the steps of every element, under the names of Adam."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3, "betas": None, "eps": 1e-8})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            count = self.state[parameter].setdefault("step", torch.zeros_like(parameter)).add_(1)
+            parameter.sub_(parameter.grad / count, alpha=1e-3)
+
+
+def test_the_options_and_counts_of_an_optimizer_need_not_be_numbers() -> None:
+    model = layers()
+    facts = observe_training(model, Counting(model.parameters()))
+    assert facts.problems == ()
+    assert {(tensor.betas, tensor.step_count) for tensor in facts.stepped} == {(None, None)}
+
+
 class Homemade(torch.optim.Optimizer):
     """Holds a tensor where other optimizers hold a dictionary, and no weight decay."""
 
@@ -156,6 +176,36 @@ def test_optimizers_that_step_at_the_same_time_in_threads_are_both_observed() ->
     assert [step.step for step in facts.steps] == [1, 2, 3, 4, 5, 6]
     assert len(facts.stepped) == 8
     assert facts.missing["products"] == "the training steps its optimizers in several threads"
+
+
+@pytest.mark.parametrize(("method", "arguments"), [("half", ()), ("bfloat16", ()), ("to", (torch.float16,))])
+def test_a_model_that_is_cast_after_its_last_step_was_trained_as_it_was_before(method, arguments) -> None:
+    """A short training that saves its weights in 16 bits ends before the observer does."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with StepObserver(source="command", steps=20) as observer:
+        train(model, optimizer, 4)
+        getattr(model, method)(*arguments)
+    facts = observer.facts()
+    assert census_table(facts)["parameter", "float32"][0] == 4
+    assert judge([facts]).failing(warnings=True) == ()
+
+
+def test_weights_that_are_restored_after_the_last_step_are_no_stale_ones() -> None:
+    model = layers(torch.bfloat16)
+    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=1e-2)
+    best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with StepObserver(source="command", steps=20) as observer:
+        for _ in range(4):
+            model(torch.ones(2, 8).bfloat16()).float().square().sum().backward()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                master.grad, parameter.grad = parameter.grad.float(), None
+            optimizer.step()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.data.copy_(master)
+        model.load_state_dict(best)
+    assert {tensor.numbers.live_differs for tensor in observer.facts().stepped} == {0.0}
 
 
 def test_gradients_that_overflow_in_one_step_leave_the_other_steps_judged() -> None:

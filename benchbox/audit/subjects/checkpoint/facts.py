@@ -9,7 +9,7 @@ from benchbox.audit.subjects.checkpoint.numbers import measure_numbers
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN
 from benchbox.observer.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
 from benchbox.observer.introspect.masters import compensating_state
-from benchbox.observer.tensor_facts import float_or_none
+from benchbox.observer.numerics.expected_update import float_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

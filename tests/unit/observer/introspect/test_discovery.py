@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,3 +78,13 @@ def test_tensors_by_name_are_averages_in_an_object_that_is_called_one(kind: type
     objects = discover([torch.optim.AdamW(model.parameters())], [model])
     found = [(name, tensors) for name, tensors in objects.others if any(t is owner.shadow["weight"] for t in tensors)]
     assert [name for name, _ in found] == names
+
+
+def test_models_are_in_the_order_in_which_they_were_called() -> None:
+    first = nn.Linear(2, 2)
+    gc.collect()  # lists older objects after new ones
+    second = nn.Linear(2, 2)
+    never_called = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters(), *never_called.parameters()])
+    assert discover([optimizer], [first, second]).models == [first, second, never_called]
+    assert discover([optimizer], [second, first]).models == [second, first, never_called]
