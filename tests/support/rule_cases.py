@@ -187,6 +187,11 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
             "error",
             ranks(steps=step_facts(schedule_steps=lambda step: {"LambdaLR": 4 * step})),
         ),
+        (
+            "a schedule for each micro-batch, of which an epoch's last window has one",
+            "error",
+            ranks(steps=step_facts(schedule_steps=lambda step: {"LambdaLR": 4 * step - 3 * (step // 3)})),
+        ),
         ("a schedule for each process", "info", ranks(steps=step_facts(schedule_steps=lambda step: {"LambdaLR": 2 * step}))),
         (
             "an optimizer for each micro-batch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from benchbox.audit.repairs import SCHEDULE_BY_LIBRARY
@@ -132,7 +133,8 @@ def _premature_steps(facts: RankFacts) -> Iterator[RuleViolation]:
 def _fast_schedules(facts: RankFacts) -> Iterator[RuleViolation]:
     for schedule in facts.schedules:
         counts = [step.schedule_steps[schedule.name] for step in facts.steps if schedule.name in step.schedule_steps]
-        stride = min((later - earlier for earlier, later in pairwise(counts)), default=0)
+        # Of most steps: a scaler skips some, and an epoch's last accumulation window may be short.
+        stride = median_low([later - earlier for earlier, later in pairwise(counts)] or [0])
         if stride > 1:
             # accelerate advances schedules once for every process, so that they may be written for a single one
             by_design = facts.prepared is not None and stride == facts.world_size
