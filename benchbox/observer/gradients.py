@@ -34,10 +34,12 @@ class GradientRecorder:
         self._versions: dict[int, tuple[int, int]] = {}  # by id of the stepped tensor: identity and version of its gradient
         self._unattributed: Clip | None = None
         self._unread: tuple[Clip, int] | None = None  # of so many tensors that nobody steps
+        self._is_first_call = False  # of this step
 
     def begin_step(self) -> None:
         """Begin a step."""
         self._unattributed = self._unread = None
+        self._is_first_call = True
 
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Attribute clippings to the tensors that they clipped, which are about to be stepped."""
@@ -49,8 +51,9 @@ class GradientRecorder:
             self._attribute_to_unlinked(observation, tensors)
         if self._state.optimizers[id(optimizer)].probed_step != observation.step:
             return
-        if self._state.calls.clips and not observation.clips:
+        if self._is_first_call and self._state.calls.clips and not observation.clips:
             self._unread = self._unread_clip()
+        self._is_first_call = False
         self._versions = {id(tensor): _version(tensor.grad) for _, _, tensor in tensors}
         if (scale := _scale_in_step(optimizer)) is not None:
             reason = f"{type(optimizer).__name__} divides the gradients by the loss scale inside its step"
