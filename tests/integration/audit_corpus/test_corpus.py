@@ -6,69 +6,27 @@ The scripts run in forks of two interpreters without benchbox, one of them with 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchbox.audit.judge import judge
-from benchbox.audit.subjects.command.inject import inject, reports_folder
 from benchbox.observer.facts import RankFacts
-from tests.audit_corpus.environments import HERE, corpus_environment
 from tests.audit_corpus.execution import SCRIPTS
+from tests.audit_corpus.forks import run_in_forks
 from tests.audit_corpus.table import CASES
 from tests.audit_corpus.verdicts import judge_findings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.audit_corpus.cases import Case
+    from tests.audit_corpus.forks import Runs
 
-STEPS = 20
 SELECTED = [case for case in CASES if case.ci]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Output of each script, alone and observed, and the facts of the observed ones."""
-
-    alone: dict[str, list[str]]
-    observed: dict[str, list[str]]
-    facts: dict[str, dict[str, Any]]
-
-
-def run_scripts(out: Path, environment: dict[str, str]) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the lines that each script printed, and its process id."""
-    out.mkdir()
-    command = [corpus_environment("base").python, HERE / "forked_scripts.py", SCRIPTS, out]
-    cases = json.dumps({case.name: case.command[1:] for case in SELECTED})
-    done = subprocess.run(command, env=environment, input=cases, capture_output=True, text=True, timeout=300, cwd=out)
-    assert done.returncode == 0, done.stderr
-    children = json.loads(done.stdout)
-    printed = {name: (out / name).read_text().splitlines() for name in children}
-    failed = {name: printed[name][-3:] for name, (_, exit_code) in children.items() if exit_code}
-    assert failed == {}
-    return printed, {name: pid for name, (pid, _) in children.items()}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("corpus")
-    corpus_environment("base").build()
-    environment = corpus_environment("base").variables()
-    alone, _ = run_scripts(folder / "alone", environment)
-    injected = environment | inject(folder / "injected", STEPS, environment)
-    observed, pids = run_scripts(folder / "observed", injected)
-    host = os.uname().nodename
-    facts = {}
-    for name, pid in pids.items():
-        path = reports_folder(folder / "injected") / f"facts-{host}-{pid}.json"
-        if path.exists():
-            facts[name] = json.loads(path.read_text())["facts"]
-    return Runs(alone, observed, facts)
+    return run_in_forks(tmp_path_factory.mktemp("corpus"), SCRIPTS, SELECTED)
 
 
 def over(*, mistaken: bool) -> pytest.MarkDecorator:
