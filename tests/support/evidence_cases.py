@@ -267,7 +267,7 @@ CASES: dict[str, tuple[list[RankFacts], str, int, dict[str, Any]]] = {
         ranks(steps=step_facts(schedule_steps=lambda step: {"LambdaLR": 3 * step + (step == 2)})),
         "LambdaLR",
         0,
-        {"advances in a step": 2, "world size": 2},
+        {"advances in a step": 3, "world size": 2},
     ),
     "BXP404": (
         ranks_stepping(
