@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import LaunchRecord
 
 
+def partial_steps(record: LaunchRecord) -> tuple[str, ...]:
+    """Return why measured steps did less than a whole step; nothing where all were whole."""
+    return tuple(reason for reason in (skipped_updates(record), frozen_backbone(record)) if reason)
+
+
 def skipped_updates(record: LaunchRecord) -> str | None:
     """Return that measured steps skipped the update of the weights; None where none did."""
     if any(step >= record["warmup_steps"] for step in record.get("skipped_steps") or ()):

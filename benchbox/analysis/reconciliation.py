@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
+from benchbox.analysis.partial_steps import frozen_backbone
 from benchbox.analysis.quantities import quantity, significant
 from benchbox.analysis.stragglers import mean_split
 
@@ -25,7 +26,7 @@ _NO_ORDER = (
     "fetched them one by one"
 )
 _OTHER_SIZES = "under padding: longest steps and ranks differ in size, and the prediction need not be for the size of this peak"
-_SKIPPED_STEPS = "optim.spike skipped steps, and a step that is taken is predicted"
+_MAY_BE_SKIPPED = "optim.spike may have skipped the compared step, and one that is taken is predicted"
 _SMALL_TENSORS_BYTES = 16 * 2**10  # losses, norms and step counts of a step take less
 
 _NAMED_SHARE = 0.05  # of a step, from which on a residual names a part of it
@@ -97,11 +98,19 @@ def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchReco
 
 def _other_step(prediction: CellPrediction, record: LaunchRecord, source: str) -> str | None:
     """Return why the step of a measured peak may be unlike the predicted one; None where it is the same."""
-    if record.get("skipped_steps"):
-        return _SKIPPED_STEPS
+    if _may_be_skipped(record):
+        return _MAY_BE_SKIPPED
+    if source == "torch.cuda" and (frozen := frozen_backbone(record)):
+        return frozen
     # Tensors are counted in the step that is predicted, an allocator's peak is that of all measured steps.
     has_size = source == "tensor_storage" and prediction.get("has_size_of_step", False)
     return None if has_size or record["cell"].get("padding", "full") == "full" else _OTHER_SIZES
+
+
+def _may_be_skipped(record: LaunchRecord) -> bool:
+    """Return whether `optim.spike` skips steps: whether it skipped the one that was probed is not recorded."""
+    spike = record["cell"]["optim"].get("spike")  # older records have none
+    return spike is not None and spike["action"] == "skip"
 
 
 def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, is_close: bool, other_step: str | None) -> str:
@@ -128,9 +137,9 @@ def _communication(prediction: CellPrediction, record: LaunchRecord | None) -> R
     differences = list(_differences(prediction["collectives"], record["collectives"]))
     if _lacks_order(prediction, record):
         differences.append(_NO_ORDER)
-    is_other_step = bool(differences and record.get("skipped_steps"))
+    is_other_step = bool(differences) and _may_be_skipped(record)
     if is_other_step:
-        differences.append(_SKIPPED_STEPS)
+        differences.append(_MAY_BE_SKIPPED)
     return Reconciliation(
         quantity=COMMUNICATION,
         predicted=predicted,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchbox.analysis.equivalence import judge_equivalence
 from benchbox.analysis.launches import CellLaunches, RunLaunches
-from benchbox.analysis.partial_steps import frozen_backbone, skipped_updates
+from benchbox.analysis.partial_steps import partial_steps
 from benchbox.registry.metrics import Metric, metrics
 from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import DIVERGED, STATUSES
@@ -112,7 +112,7 @@ class CellSummary:
             BUSY_HOST: bool(self.busy_reasons),
             RECOMPILED: any(compiled_in_measured_steps(record) for record in self.ok),
             PARTLY_COMPILED: any(ran_partly_uncompiled(record) for record in self.ok),
-            PARTIAL_STEPS: any(skipped_updates(record) or frozen_backbone(record) for record in self.ok),
+            PARTIAL_STEPS: any(partial_steps(record) for record in self.ok),
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 

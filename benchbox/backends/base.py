@@ -145,7 +145,7 @@ class Backend(ABC):
         return bool(self._frozen) and not self.drops_frozen_gradients
 
     def rehearse(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Have what the first step of a process changes for the later ones changed, before a checkpoint is restored.
+        """Change what the first step of a process changes for the later ones, before a checkpoint is restored.
 
         All ranks must call it. It may draw random numbers and change buffers, which are restored afterwards.
 

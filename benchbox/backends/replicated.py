@@ -123,7 +123,7 @@ class Ddp(_Replicated):
             return batches
         batch = next(batches)
         with self.compute():
-            losses = self.prepared.model({name: tensor.to(self.device) for name, tensor in batch.items()})
+            losses = self.prepared.model({name: tensor.to(self.device, copy=True) for name, tensor in batch.items()})
         losses.total.backward()
         self.zero_grad()
         return chain([batch], batches)

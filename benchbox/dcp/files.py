@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import Tensor
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
 
 METADATA = ".metadata"
 
@@ -42,7 +45,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Shards], group: dist.Proces
     Raises:
         DataError: on every rank, with the error of a rank that failed.
     """
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    writer = _Writer(folder, single_file_per_rank=True, sync_files=True)
     try:
         save_state_dict(
             dict(tensors), storage_writer=writer, planner=_SavePlanner(), process_group=group, no_dist=group is None
@@ -53,17 +56,28 @@ def write_shards(folder: Path, tensors: Mapping[str, Shards], group: dist.Proces
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return class and message of the error of a write, or of the OSError behind it, and what to do where the disk is full.
+    """Return class and message of the error of a write, and what to do where the disk is full."""
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{type(error).__name__}: {first_line(error)}{'; make room, or write elsewhere' if is_full else ''}"
 
-    torch's writer finishes its file also where the disk refused a part of it, and raises an error of its own about that.
+
+class _Writer(FileSystemWriter):
+    """Writer whose errors are those of the system.
+
+    torch finishes its file also where the disk refused a part of it, and raises an error of its own about that. The one of the
+    system is its context, which is lost when ranks send each other their errors.
     """
-    shown, cause = error, error.__cause__ or error.__context__
-    while not isinstance(shown, OSError) and cause is not None:
-        if isinstance(cause, OSError):
-            shown = cause
-        cause = cause.__cause__ or cause.__context__
-    is_full = isinstance(shown, OSError) and shown.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{type(shown).__name__}: {first_line(shown)}{'; make room, or write elsewhere' if is_full else ''}"
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            cause = error.__cause__ or error.__context__
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            if isinstance(error, OSError) or cause is None:
+                raise
+            raise cause from None
 
 
 class TensorFolder:

@@ -56,7 +56,7 @@ def launch_training(
 
     Raises:
         ConfigurationError: the folder has checkpoints and `resume` is false, they are of another configuration, benchbox did
-            not make its `launch`, or this machine cannot run so many ranks.
+            not make its `launch` or the files that a training writes, or this machine cannot run so many ranks.
         UnsupportedError: the backend cannot run this cell.
     """
     cell = config.cell

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,8 +27,9 @@ def usable_cores() -> int:
 
 def usable_memory_bytes() -> int:
     """Return the memory that this process may use, in a container or a job of Slurm less than the machine has."""
-    limits = [_read(folder / "memory.max") for folder in _folders()]
-    limits.append(_read(_ROOT / "memory" / "memory.limit_in_bytes"))
+    import psutil
+
+    limits = [_read(folder / name) for folder in _folders("memory") for name in ("memory.max", "memory.limit_in_bytes")]
     total: int = psutil.virtual_memory().total
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
@@ -59,17 +58,17 @@ def _throttled_s() -> Iterator[float]:
             yield int(fields["throttled_time"]) / 1e9
 
 
-def _folders() -> list[Path]:
-    """Return the folders of this process's control groups and of the groups around them, each once.
+def _folders(controller: str = "cpu") -> list[Path]:
+    """Return the folders of this process's control groups for a controller and of the groups around them, each once.
 
     In a container, paths of groups may be those of the host, and its own group is the root.
     """
-    folders = [_ROOT, _ROOT / "cpu"]
+    folders = [_ROOT, _ROOT / controller]
     for line in _read(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount, parts = _ROOT / "cpu" if controllers else _ROOT, Path(path).parts[1:]
+        mount, parts = _ROOT / controller if controllers else _ROOT, Path(path).parts[1:]
         if ".." not in parts:  # a group outside the container
             folders += [mount.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
     return folders

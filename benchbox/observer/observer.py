@@ -217,7 +217,8 @@ class StepObserver:
         """Keep the facts from before a model is cast or moved. If no step follows, that was done to save or to use it."""
         if self._facts_before_cast is None and self._recorder.trains(module):
             self._recorder.end_step()
-            self._facts_before_cast = self._current_facts()
+            with self._recorder.finished_for_now():
+                self._facts_before_cast = self._current_facts()
 
     @_guarded
     def end_step(self) -> None:

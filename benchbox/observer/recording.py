@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -21,7 +21,7 @@ from .numerics.probes import TensorProbe, can_probe
 from .state import ObservedOptimizer, StepObservation, optimizer_state, optimizer_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -188,6 +188,17 @@ class StepRecorder:
         self._record_unstepped()
         if self.state.steps and not any(probe.live_differs is not None for probe in self.state.probes.values()):
             self.compare_live()
+
+    @contextmanager
+    def finished_for_now(self) -> Iterator[None]:
+        """Return the context in which everything is recorded as by `finish`; a later step is recorded as if it had not been."""
+        probes = list(self.state.probes.values())
+        was_compared = any(probe.live_differs is not None for probe in probes)
+        self.finish()
+        yield
+        if not was_compared:  # a script may copy its masters after this, and before the next step
+            for probe in probes:
+                probe.live_differs = None
 
     def trains(self, module: nn.Module) -> bool:
         """Return whether steps were recorded, and a module is a part of the models that they train."""

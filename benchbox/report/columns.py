@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.adam_state import adam_dtypes
+from benchbox.analysis.partial_steps import partial_steps
 from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.reconciliation import COMMUNICATION, PEAK_MEMORY, STEP_TIME, reconcile
 from benchbox.analysis.step_bounds import NO_BOUNDS, StepBounds
@@ -117,7 +118,9 @@ def _status(summary: CellSummary, _: Comparison | None) -> CellValue:
         return CellValue(text, text, "a smaller batch of the same walk fits", "beyond memory")
     count = [] if summary.complete or not summary.records else [f"{ok}/{planned} ok"]
     busy = [f"launch {launch}: {reason}" for launch, reasons in summary.busy_reasons.items() for reason in reasons]
-    return CellValue(text, text, "; ".join([f"{ok} of {planned} launches ok", *busy]), ", ".join([*count, *summary.marks]))
+    partial = [f"launch {record['launch']}: {reason}" for record in summary.ok for reason in partial_steps(record)]
+    causes = "; ".join([f"{ok} of {planned} launches ok", *busy, *partial])
+    return CellValue(text, text, causes, ", ".join([*count, *summary.marks]))
 
 
 _RATIO = Column(name="vs reference", remark="global samples/s over the reference's", number=True, brief=True, read=_ratio)

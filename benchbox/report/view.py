@@ -346,11 +346,6 @@ def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Com
     reasons = dict.fromkeys(memory["reason"] for memory in memories if memory["reason"])
     notes = [f"Memory source {text}." for text in memory_sources(summaries)]
     notes += [f"Peak reserved is unknown: {reason}." for reason in reasons]
-    if skipped := [record for summary in summaries for record in summary.ok if record.get("skipped_steps")]:
-        cells = len({record["cell_id"] for record in skipped})
-        steps = sum(len(record["skipped_steps"] or ()) for record in skipped)
-        skipped_steps = f"{counted(steps, 'step')} of {counted(cells, 'cell')}"
-        notes.append(f"optim.spike skipped {skipped_steps}: their times lack the update of the weights.")
     if any(comparison.verdict == "inconclusive" for comparison in comparisons.values()):
         notes.append("A ratio marked ~ is not settled by the launches: chance may explain it.")
     marks = {mark for summary in summaries for mark in summary.marks}

@@ -12,13 +12,11 @@ from benchbox.backends.device import rank_device
 from benchbox.errors import UnsupportedError
 from benchbox.measure.control_groups import usable_memory_bytes
 from benchbox.registry.backends import backend_info
-from benchbox.registry.recipes import BUILT_IN_RECIPES, recipe_by_name
+from benchbox.registry.recipes import STATES_PER_ELEMENT, recipe_by_name
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Policy
     from benchbox.spec.cell import Cell
-
-_MOMENTS = 2  # of Adam, for each element
 
 
 def check_host_memory(cell: Cell, policy: Policy, ranks: int | None = None) -> None:
@@ -39,8 +37,8 @@ def check_host_memory(cell: Cell, policy: Policy, ranks: int | None = None) -> N
     needed, usable = round(ranks * rank_bytes(cell, policy)), usable_memory_bytes()
     if needed > usable:
         raise UnsupportedError(
-            f"weights and optimizer state of {cell.policy} {cell.size} take {needed / 2**30:.1f} GiB on the {ranks} ranks of "
-            f"this machine at least, and it has {usable / 2**30:.1f} GiB; choose another size or machine"
+            f"weights and optimizer state of {cell.policy} {cell.size} take {needed / 2**30:.1f} GiB at "
+            f"least on this machine (ranks: {ranks}), and it has {usable / 2**30:.1f} GiB; choose another size or machine"
         )
 
 
@@ -51,7 +49,9 @@ def rank_bytes(cell: Cell, policy: Policy) -> float:
     shards = cell.world_size if backend_info(cell.backend).shards_optimizer else 1
     live = DTYPES[recipe.storage].itemsize
     stepped = live if recipe.stepped is None else DTYPES[recipe.stepped].itemsize
-    moments = _MOMENTS if recipe.name in BUILT_IN_RECIPES else 0  # another optimizer may have none
+    moments = STATES_PER_ELEMENT.get(recipe.optimizer, 0)  # an unknown optimizer may have none
+    if cell.optim.freeze_backbone_steps:  # a backbone that no step thaws never has any
+        moments = 0
     numel = sum(parameter.numel() for parameter in policy.parameters())
     trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
     if cell.freeze != "full":  # how much that leaves is not known yet

@@ -69,7 +69,7 @@ def evaluate(
     """Run the episodes, and write `evaluation.json`, `videos/` and `stills/` into `out`; return the record.
 
     An error in an episode ends the evaluation. The record then has the episodes that had ended before it, the error, and no
-    success rate: episodes that end early are those that are solved.
+    success rate: of those that have ended, too many were solved, since that ends an episode.
 
     Args:
         report: called with the result of every episode as it appears.

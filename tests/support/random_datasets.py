@@ -73,7 +73,7 @@ class RandomDataset:
         """Return the number of the file of every episode."""
         return list(accumulate((draw.random() < 0.4 for _ in self.lengths[1:]), initial=0)) if self.is_shared else self.numbers
 
-    def place(self, file: int) -> dict[str, int]:
+    def path_fields(self, file: int) -> dict[str, int]:
         """Return the fields of the paths of a file."""
         chunk, number = divmod(file, self.chunk)
         if self.is_shared:
@@ -82,7 +82,7 @@ class RandomDataset:
 
     def path(self, template: str, file: int, camera: str = "") -> Path:
         """Return the path of a file, in a folder that exists."""
-        path = self.root / template.format(video_key=camera, **self.place(file))
+        path = self.root / template.format(video_key=camera, **self.path_fields(file))
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -172,7 +172,7 @@ def _write_videos(
         for number, length in zip(files, made.lengths, strict=True):
             if number == file:
                 stop_s = start_s + length / made.fps
-                spans.append(made.place(file) | {"from_timestamp": float(start_s), "to_timestamp": stop_s})
+                spans.append(made.path_fields(file) | {"from_timestamp": float(start_s), "to_timestamp": stop_s})
                 start_s = stop_s
     made.images[camera] = [images[index] for index in range(sum(made.lengths))]
     return spans
@@ -215,7 +215,7 @@ def _write_metadata(
         return
     for number, (row, frames) in enumerate(zip(episodes, made.frames, strict=True)):
         row |= {"dataset_from_index": frames.start, "dataset_to_index": frames.stop}
-        row |= {f"data/{key}": value for key, value in made.place(data_files[number]).items()}
+        row |= {f"data/{key}": value for key, value in made.path_fields(data_files[number]).items()}
         for camera, columns in spans.items():
             row |= {f"videos/{camera}/{key}": value for key, value in columns[number].items()}
     half = draw.randint(1, len(episodes))

@@ -70,7 +70,9 @@ def random_training(seed: int, datasets: list[Path]) -> RandomTraining:
 
 def _ranks(draw: random.Random, recipe: str) -> dict[str, Any]:
     backend = draw.choice([name for name, info in BUILT_IN_BACKENDS.items() if recipe in info.recipes])
-    ranks = 1 if backend == "single" else 4 if BUILT_IN_BACKENDS[backend].hybrid else 2
+    ranks = (
+        1 if backend == "single" else 4 if BUILT_IN_BACKENDS[backend].hybrid else draw.choice((2, 4)) if backend == "ddp" else 2
+    )
     accumulation = draw.choice([number for number in (1, 2, 4) if number * ranks <= 4])
     return {"backend": backend, "world_size": ranks, "batch": 4 // ranks // accumulation, "accumulation": accumulation}
 

@@ -159,10 +159,7 @@ def _unscaled_float16(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
 
 
 def _computes_in_float16(facts: RankFacts) -> bool:
-    """Return whether autocast or most products are float16: a frozen float16 teacher alone has no gradients to lose.
-
-    Without products that record gradients all are counted: torch's older activation checkpointing records none.
-    """
+    """Return whether autocast or most products are float16: a frozen float16 teacher alone has no gradients to lose."""
     if facts.autocast is not None and facts.autocast.active and facts.autocast.dtype == "float16":
         return True
     products = facts.products_with_gradient or facts.products

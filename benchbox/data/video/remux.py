@@ -108,12 +108,12 @@ class _CopiedFile:
         """Time of the next frame."""
         return self.frames / self._fps
 
-    def accepts(self, stream: Any, first: Any, from_s: float) -> bool:
+    def accepts(self, stream: Any, first_packet: Any, from_s: float) -> bool:
         """Return whether packets of a stream are decoded by the same parameters, and the first after those of the file.
 
         After an episode too short for reordered frames, it may be that the first packet of the next is to be decoded earlier.
         """
-        is_later = self._last_dts is None or first.dts + self._shift(first, from_s) > self._last_dts
+        is_later = self._last_dts is None or first_packet.dts + self._shift(first_packet, from_s) > self._last_dts
         return is_later and _parameters(stream) == self._parameters
 
     def append(self, packets: list[Any], from_s: float) -> None:

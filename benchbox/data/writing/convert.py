@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from benchbox.data.format.layouts.layout import Layout
     from benchbox.data.format.metadata import Episode, Statistics
 
-_COMBINED = {"min", "max", "mean", "std"}  # statistics of episodes that readers of v2.1 combine
+_COMBINED = {"min", "max", "mean", "std", "count"}  # statistics of episodes that readers of v2.1 combine
 _SAMPLED_IMAGES = 100  # of an episode and camera whose statistics are not stored
 _LAYOUT_KEYS = ("total_chunks", "total_videos", "data_files_size_in_mb", "video_files_size_in_mb", "data_path", "video_path")
 

@@ -143,9 +143,13 @@ def _changes_anything(name: str, module: nn.Module, *args: Any, **kwargs: Any) -
     dtype = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}.get(name)
     if name == "to":
         device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 (as Module.to does)
+    elif name == "type":
+        dtype = args[0] if args else kwargs["dst_type"]
+        if not isinstance(dtype, torch.dtype):  # the name of a type of tensors
+            return True
     elif dtype is None:
         device = torch.device(name) if name in ("cpu", "cuda") else None
-    return (device is None and dtype is None) or any(
+    return any(
         (device is not None and tensor.device.type != device.type)
         or (dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype)
         for tensor in _stored_tensors(module)

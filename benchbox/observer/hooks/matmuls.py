@@ -15,7 +15,8 @@ class MatmulDtypes:
     """Counts matrix products and convolutions of the forward pass by the dtype of their operands.
 
     `totals` maps a dtype to the number of products, and to the elements and bytes of their results. `with_gradient` maps it to
-    the number of those that record gradients.
+    the number of those that record gradients, also where they are recomputed in the backward pass: with torch's older kind of
+    activation checkpointing, only there.
     """
 
     def __init__(self) -> None:
@@ -33,11 +34,11 @@ class MatmulDtypes:
         return operation_name(operation) in _MATMULS
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+        operand = args[1]  # the first argument may be a bias
+        dtype = str(operand.dtype).removeprefix("torch.")
+        if torch.is_grad_enabled():
+            self.with_gradient[dtype] = self.with_gradient.get(dtype, 0) + 1
         if not in_backward():
-            operand = args[1]  # the first argument may be a bias
-            dtype = str(operand.dtype).removeprefix("torch.")
             total = self.totals.setdefault(dtype, [0, 0, 0])
-            if torch.is_grad_enabled():
-                self.with_gradient[dtype] = self.with_gradient.get(dtype, 0) + 1
             for index, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):
                 total[index] += amount

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ _LAGGING_UNITS = 8.0
 class _Pair(NamedTuple):
     name: str
     parameter: str
-    average: Tensor
+    average: weakref.ref[Tensor]  # a script may replace it at every update, and must not keep the memory of the old one
     live: Tensor
 
 
@@ -54,19 +55,23 @@ class AverageWatch:
         self.searched = True
         for name, tensors in others:
             for pair in _pairs(name, tensors, models):
-                self._records.setdefault(id(pair.average), _record(pair, step))
+                if (average := pair.average()) is not None:
+                    self._records.setdefault(id(average), _record(pair, average, step))
 
     def __bool__(self) -> bool:
         return bool(self._records)
 
     def begin_again(self, step: int) -> None:
         """Compare with the averages before this step instead: the first update may copy the weights."""
-        self._records = {key: _record(record.pair, step) for key, record in self._records.items()}
+        averages = {key: (record.pair, record.pair.average()) for key, record in self._records.items()}
+        self._records = {key: _record(pair, average, step) for key, (pair, average) in averages.items() if average is not None}
 
     def facts(self, last_step: int) -> Iterator[WeightAverage]:
         """Yield what became of each average."""
         for pair, values, version, step in self._records.values():
-            now = _values(pair.average)
+            if (average := pair.average()) is None:
+                continue
+            now = _values(average)
             live = _values(pair.live).to(now.device)
             if not now.shape == live.shape == values.shape:  # one was sharded, or freed, in the meantime
                 continue
@@ -76,17 +81,17 @@ class AverageWatch:
             yield WeightAverage(
                 name=pair.name,
                 parameter=pair.parameter,
-                dtype=dtype_name(pair.average),
-                elements=pair.average.numel(),
+                dtype=dtype_name(average),
+                elements=average.numel(),
                 lagging=int(lagging.sum()),
                 stuck=int((lagging & stuck).sum()),
-                written=pair.average._version > version or not bool(stuck.all()),  # noqa: SLF001 (no public name)
+                written=average._version > version or not bool(stuck.all()),  # noqa: SLF001 (no public name)
                 steps=last_step - step + 1,
             )
 
 
-def _record(pair: _Pair, step: int) -> _Record:
-    return _Record(pair, _values(pair.average), pair.average._version, step)  # noqa: SLF001 (no public name)
+def _record(pair: _Pair, average: Tensor, step: int) -> _Record:
+    return _Record(pair, _values(average), average._version, step)  # noqa: SLF001 (no public name)
 
 
 def _values(tensor: Tensor) -> Tensor:
@@ -100,7 +105,7 @@ def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) ->
             for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
                 is_counted = not tensor.is_inference()  # others have no count of writes
                 if is_counted and dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
-                    yield _Pair(name, own_name, tensor, parameter)
+                    yield _Pair(name, own_name, weakref.ref(tensor), parameter)
             return
 
 

@@ -84,15 +84,26 @@ def test_memory_is_refuted_only_by_a_step_of_the_size_that_is_predicted(record, 
     assert beyond.residual.endswith("the size of this peak" if verdict == "incomparable" else "no formula has it")
 
 
-def test_steps_that_were_skipped_refute_nothing(record):
+def test_a_step_that_may_have_been_skipped_refutes_nothing(record):
     name, entry = next(iter(record["collectives"].items()))
-    skipped, fewer = record | {"skipped_steps": [0]}, record["collectives"] | {name: entry | {"count": entry["count"] + 1}}
+    cell, fewer = record["cell"], record["collectives"] | {name: entry | {"count": entry["count"] + 1}}
+    skipped = record | {"cell": cell | {"optim": cell["optim"] | {"spike": {"action": "skip"}}}}
     larger = round(record["memory"]["worst"]["allocated_peak_bytes"] * 1.06)
     for measured, verdict in ((skipped, "incomparable"), (record, "refuted")):
         entries = reconciled(measured, peak_bytes=larger, collectives=fewer)
         assert [entry.verdict for entry in entries] == [verdict, verdict]
-        assert all(("optim.spike skipped steps" in entry.residual) == (verdict == "incomparable") for entry in entries)
+        assert all(("optim.spike may have skipped" in entry.residual) == (verdict == "incomparable") for entry in entries)
     assert [entry.verdict for entry in reconciled(skipped)] == ["confirmed", "confirmed"]
+
+
+@pytest.mark.parametrize(("source", "verdict"), [("tensor_storage", "refuted"), ("torch.cuda", "incomparable")])
+def test_an_allocators_peak_of_frozen_steps_refutes_no_prediction_for_a_later_one(record, source, verdict):
+    """Tensors are counted in the step that is predicted."""
+    cell, memory = record["cell"], record["memory"] | {"source": source}
+    optim = cell["optim"] | {"freeze_backbone_steps": record["warmup_steps"] + 1}
+    frozen = record | {"cell": cell | {"optim": optim}, "memory": memory}
+    larger = round(memory["worst"]["allocated_peak_bytes"] * 1.06)
+    assert reconciled(frozen, peak_bytes=larger)[0].verdict == verdict
 
 
 def test_only_a_small_difference_is_called_small_tensors(record):

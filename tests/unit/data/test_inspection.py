@@ -105,7 +105,7 @@ def test_totals_that_are_not_those_of_the_dataset_are_problems(dataset_root, tmp
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 5, "total_tasks": None}))
     assert inspect(open_dataset(root)).problems == [
         f"{path}: total_episodes is 5, and the dataset has 3; correct it",
-        f"{path}: total_tasks is None, and the dataset has 2; correct it",
+        f"{path}: total_tasks is missing, and the dataset has 2; correct it",
     ]
 
 

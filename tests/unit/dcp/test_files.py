@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchbox.dcp.files import METADATA, TensorFolder, write_shards
 from benchbox.dcp.metadata import load_metadata
@@ -37,15 +38,20 @@ def test_every_rank_flushes_its_tensors_to_disk(tmp_path: Path, monkeypatch: pyt
     assert "__0_0.distcp" in flushed
 
 
-def test_a_write_that_the_system_refuses_has_the_reason_of_the_system(tmp_path: Path) -> None:
-    """torch then raises an error of its writer, `unexpected pos 704 vs 598`."""
+@pytest.mark.parametrize("has_group", [False, True])
+def test_a_write_that_the_system_refuses_has_the_reason_of_the_system(tmp_path: Path, has_group: bool) -> None:
+    """torch then raises an error of its writer, `unexpected pos 704 vs 598`. Ranks send each other errors without context."""
+    if has_group:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
         with pytest.raises(DataError, match=r"^rank 0: OSError: \[Errno 27\] File too large$"):
-            write_shards(tmp_path / "tensors", {"a": full_shards(torch.zeros(1 << 16))}, None)
+            write_shards(tmp_path / "tensors", {"a": full_shards(torch.zeros(1 << 16))}, dist.GroupMember.WORLD)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if has_group:
+            dist.destroy_process_group()
 
 
 def test_metadata_that_names_a_file_of_another_folder_is_refused(tmp_path: Path) -> None:

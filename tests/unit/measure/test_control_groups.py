@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from benchbox.launch.process.cold import TorchrunLauncher
@@ -54,19 +55,20 @@ def test_a_quota_of_version_1_is_found_where_the_path_of_the_group_is_that_of_th
 
 
 @pytest.mark.parametrize(
-    ("files", "usable"),
+    ("files", "membership", "usable"),
     [
-        ({}, 2**34),
-        ({"memory.max": "max", "job/memory.max": f"{2**33}", "job/step/memory.max": "max"}, 2**33),
-        ({"memory.max": f"{2**40}"}, 2**34),
-        ({"memory/memory.limit_in_bytes": f"{2**32}"}, 2**32),
+        ({}, "0::/job/step", 2**34),
+        ({"memory.max": "max", "job/memory.max": f"{2**33}", "job/step/memory.max": "max"}, "0::/job/step", 2**33),
+        ({"memory.max": f"{2**40}"}, "0::/job/step", 2**34),
+        ({"memory/memory.limit_in_bytes": f"{2**32}"}, "5:memory:/docker/5c3b", 2**32),
+        ({"memory/job/memory.limit_in_bytes": f"{2**31}", "cpu/job/memory.limit_in_bytes": "1"}, "5:memory:/job/step", 2**31),
     ],
 )
 def test_the_smallest_limit_of_memory_holds(
-    groups: Path, files: dict[str, str], usable: int, monkeypatch: pytest.MonkeyPatch
+    groups: Path, files: dict[str, str], membership: str, usable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_groups.psutil, "virtual_memory", lambda: SimpleNamespace(total=2**34))
-    write(groups, files, "0::/job/step\n")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**34))
+    write(groups, files, f"{membership}\n")
     assert usable_memory_bytes() == usable
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+from copy import deepcopy
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from benchbox.audit.judge import judge
 from benchbox.observer.observer import StepObserver
@@ -191,19 +193,65 @@ def test_a_model_that_is_cast_after_its_last_step_was_trained_as_it_was_before(m
     assert judge([facts]).failing(warnings=True) == ()
 
 
-def test_weights_that_are_restored_after_the_last_step_are_no_stale_ones() -> None:
-    model = layers(torch.bfloat16)
+def train_on_masters(model: torch.nn.Module, steps: int, *, writes_back: bool) -> None:
     masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(masters, lr=1e-2)
-    best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for _ in range(steps):
+        model(torch.ones(2, 8).bfloat16()).float().square().sum().backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        optimizer.step()
+        model.float().bfloat16()  # in the middle of an update
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            if writes_back:
+                parameter.data.copy_(master)
+
+
+def test_masters_that_never_arrived_are_found_where_the_model_is_cast_after_one_step() -> None:
+    model = layers(torch.bfloat16)
     with StepObserver(source="command", steps=20) as observer:
-        for _ in range(4):
-            model(torch.ones(2, 8).bfloat16()).float().square().sum().backward()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
+        train_on_masters(model, 1, writes_back=False)
+        model.float()
+    assert "BXP104" in {finding.code for finding in judge([observer.facts()]).findings}
+
+
+def test_an_optimizer_of_a_copy_is_found_where_the_model_is_cast_after_the_last_step() -> None:
+    model = layers()
+    copy = deepcopy(model)
+    optimizer = torch.optim.AdamW(copy.parameters(), lr=1e-3)
+    with StepObserver(source="command", steps=20) as observer:
+        for _ in range(14):
+            model(torch.ones(2, 8)).square().sum().backward()
+            for parameter, other in zip(copy.parameters(), model.parameters(), strict=True):
+                parameter.grad = other.grad.clone()
+            optimizer.step()
+        model.half()
+    assert "BXP404" in {finding.code for finding in judge([observer.facts()]).findings}
+
+
+def test_float16_that_is_recomputed_by_older_checkpointing_is_seen_beside_a_float32_head() -> None:
+    """Its forward pass records no gradients."""
+    body, head = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).half(), nn.Linear(8, 1)
+    masters = [parameter.detach().float().requires_grad_() for parameter in body.parameters()]
+    optimizer = torch.optim.AdamW([*masters, *head.parameters()], lr=1e-4)
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(3):
+            inputs = torch.ones(2, 8, dtype=torch.float16, requires_grad=True)
+            head(checkpoint(body, inputs, use_reentrant=True).float()).square().mean().backward()
+            for master, parameter in zip(masters, body.parameters(), strict=True):
                 master.grad, parameter.grad = parameter.grad.float(), None
             optimizer.step()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
+            optimizer.zero_grad()
+            for master, parameter in zip(masters, body.parameters(), strict=True):
                 parameter.data.copy_(master)
+    assert "BXP305" in {finding.code for finding in judge([observer.facts()]).findings}
+
+
+def test_weights_that_are_restored_after_the_last_step_are_no_stale_ones() -> None:
+    model = layers(torch.bfloat16)
+    best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with StepObserver(source="command", steps=20) as observer:
+        train_on_masters(model, 4, writes_back=True)
         model.load_state_dict(best)
     assert {tensor.numbers.live_differs for tensor in observer.facts().stepped} == {0.0}
 

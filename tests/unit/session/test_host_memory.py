@@ -10,6 +10,7 @@ from benchbox.errors import UnsupportedError
 from benchbox.session import host_memory
 from benchbox.session.build import build_cell_policy
 from benchbox.session.host_memory import check_host_memory, rank_bytes
+from benchbox.spec.optim import OptimSpec
 from tests.support.ranks import tiny_cell
 
 
@@ -22,6 +23,7 @@ from tests.support.ranks import tiny_cell
         ({"backend": "ddp", "recipe": "bf16_pure"}, 2 + 4),
         ({"backend": "ddp", "recipe": "bf16_naive"}, 2 + 4),
         ({"backend": "ddp", "recipe": "fp32", "freeze": "freeze_vision"}, 4),
+        ({"backend": "ddp", "recipe": "fp32", "optim": OptimSpec(freeze_backbone_steps=1)}, 4),
     ],
 )
 def test_weights_and_both_moments_count_and_what_a_backend_shards_counts_once(
@@ -40,5 +42,5 @@ def test_a_machine_with_less_memory_refuses_and_one_with_as_much_does_not(monkey
     monkeypatch.setattr(host_memory, "usable_memory_bytes", lambda: needed)
     check_host_memory(cell, policy)
     monkeypatch.setattr(host_memory, "usable_memory_bytes", lambda: needed - 1)
-    with pytest.raises(UnsupportedError, match=r"pi05 tiny take 0\.0 GiB on the 2 ranks of this machine at least, and it has"):
+    with pytest.raises(UnsupportedError, match=r"pi05 tiny take 0\.0 GiB at least on this machine \(ranks: 2\), and it has"):
         check_host_memory(cell, policy)

@@ -153,10 +153,12 @@ def test_statistics_that_no_episode_has_are_computed_from_its_frames(tmp_path):
 def test_statistics_of_episodes_that_readers_cannot_combine_are_computed_too(tmp_path):
     source = write_dataset(tmp_path / "source")
     path = source / "meta/episodes/chunk-000/file-000.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["stats/action/mean"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["stats/action/mean", "stats/observation.state/count"]), path)
     convert(source, tmp_path / "v21", "v2.1")
     expected, stats = (open_dataset(root).statistics["action"] for root in (source, tmp_path / "v21"))
     np.testing.assert_allclose(stats["mean"], expected["mean"], rtol=1e-6)
+    rows = (tmp_path / "v21/meta/episodes_stats.jsonl").read_text().splitlines()
+    assert all(json.loads(row)["stats"]["observation.state"]["count"] for row in rows)
 
 
 def test_statistics_of_features_with_several_dimensions_are_computed(dataset_root, tmp_path):
