@@ -151,6 +151,7 @@ def test_a_model_is_found_after_the_garbage_collector_was_frozen(frozen_in_step)
     assert [schedule.reaches for schedule in facts.schedules] == [True, True]
 
 
+@pytest.mark.usefixtures("idle_hooks")
 def test_optimizers_that_step_at_the_same_time_in_threads_are_both_observed() -> None:
     """Neither wraps the other one, whichever of them ends first."""
     inside, outside = threading.Event(), threading.Event()
