@@ -108,8 +108,8 @@ def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:
 def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
     for name, count in (("total_episodes", len(dataset.episodes)), ("total_tasks", len(dataset.tasks))):
         if (stated := dataset.info.get(name)) != count:
-            found = "is missing" if stated is None else f"is {stated!r:.60}"
-            yield f"{dataset.root / 'meta/info.json'}: {name} {found}, and the dataset has {count}; correct it"
+            statement = "is missing" if stated is None else f"is {stated!r:.60}"
+            yield f"{dataset.root / 'meta/info.json'}: {name} {statement}, and the dataset has {count}; correct it"
     for feature, mode in product((STATE, ACTION), REQUIRED_STATISTICS):
         try:
             check_statistics(dataset, feature, mode)

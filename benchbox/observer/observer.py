@@ -98,14 +98,14 @@ class StepObserver:
         if operations is not None:
             state.operations = operations
         state.guard.report = self.fail
-        state.locations.before_cast = self.before_cast
+        state.locations.before_conversion = self.before_conversion
         self._recorder = StepRecorder(state, steps, model, optimizer, schedules)
         self._segmenter = StepSegmenter(self)
         self._on_call, self._on_done = on_call, on_done
         self._problems: list[str] = []
         self._installed = False
         self._rank: tuple[int, int] | None = None
-        self._facts_before_cast: RankFacts | None = None
+        self._facts_before_conversion: RankFacts | None = None
         self._final_facts: RankFacts | None = None
 
     def __enter__(self) -> StepObserver:  # noqa: PYI034 (Self came with Python 3.11)
@@ -139,7 +139,7 @@ class StepObserver:
 
     def facts(self) -> RankFacts:
         """Return the facts observed so far. They are final once the observer has stopped."""
-        return self._final_facts or self._facts_before_cast or self._current_facts()
+        return self._final_facts or self._facts_before_conversion or self._current_facts()
 
     @property
     def steps_observed(self) -> int:
@@ -194,7 +194,7 @@ class StepObserver:
     @_guarded
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record an optimizer before it steps."""
-        self._facts_before_cast = None
+        self._facts_before_conversion = None
         self._recorder.before_call(optimizer, tensors)
 
     @_guarded
@@ -213,12 +213,12 @@ class StepObserver:
         self._recorder.compare_live()
 
     @_guarded
-    def before_cast(self, module: nn.Module) -> None:
+    def before_conversion(self, module: nn.Module) -> None:
         """Keep the facts from before a model is cast or moved. If no step follows, that was done to save or to use it."""
-        if self._facts_before_cast is None and self._recorder.trains(module):
+        if self._facts_before_conversion is None and self._recorder.trains(module):
             self._recorder.end_step()
             with self._recorder.finished_for_now():
-                self._facts_before_cast = self._current_facts()
+                self._facts_before_conversion = self._current_facts()
 
     @_guarded
     def end_step(self) -> None:
@@ -228,6 +228,7 @@ class StepObserver:
     def fail(self, error: Exception, where: str = "hooks") -> None:
         """Record a failure of the observer, and stop: the training continues."""
         self._problems.append(f"{where}: {_describe(error)}")
+        self._facts_before_conversion = None  # which have no problem
         if self._installed:
             self._stop()
 
@@ -245,8 +246,7 @@ class StepObserver:
         self._installed = False
         self._segmenter.remove()
         self._recorder.remove()
-        kept = None if self._problems else self._facts_before_cast
-        self._final_facts = kept or self._build_final_facts()
+        self._final_facts = self._facts_before_conversion or self._build_final_facts()
         for observation in self._state.steps:
             observation.release()
         self._recorder = StepRecorder(ObserverState(self._state.source, steps=self._state.steps), self._recorder.last_step)

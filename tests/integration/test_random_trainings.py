@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ranks, pytest.mark.exhaustive]
 
-SEEDS = range(8)
+SEEDS = range(8)  # none of which asks for what its policy or backend refuses
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,6 @@ def test_a_random_training_is_the_same_stopped_and_resumed_and_moved(seed: int, 
     training = random_training(seed, datasets)
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(training.file))
     done = train(tmp_path, "straight")
-    if done.returncode in (2, 3):
-        assert "nsupported" in done.stderr
-        assert "Traceback" not in done.stderr
-        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
     straight = metrics(tmp_path / "straight")
     assert [row["step"] for row in straight] == list(range(training.file["steps"]))

@@ -33,6 +33,17 @@ def train(model, optimizer, steps, schedule=None, accumulation=1):
     return losses
 
 
+def train_masters(model, masters, optimizer, steps, write_back=lambda parameter, master: parameter.data.copy_(master)):
+    """Train a bfloat16 model on masters, as a script does, which writes them back by `write_back` after every step."""
+    for _ in range(steps):
+        model(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        optimizer.step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            write_back(parameter, master)
+
+
 def observe_training(model, optimizer, steps=6, **options):
     """Return the facts of a training that passes nothing to its observer."""
     with StepObserver(source="command", steps=steps) as observer:

@@ -20,6 +20,7 @@ from benchbox.registry.recipes import recipes
 from tests.support.datasets import annotate, write_robot
 
 LENGTHS = (9, 5, 14, 3, 11)
+RANKS = {"single": (1,), "ddp": (2, 4)}  # DDP rounds otherwise over more than two
 TEXTS = ("response", "memory", "metadata.speed")
 
 
@@ -70,9 +71,7 @@ def random_training(seed: int, datasets: list[Path]) -> RandomTraining:
 
 def _ranks(draw: random.Random, recipe: str) -> dict[str, Any]:
     backend = draw.choice([name for name, info in BUILT_IN_BACKENDS.items() if recipe in info.recipes])
-    ranks = (
-        1 if backend == "single" else 4 if BUILT_IN_BACKENDS[backend].hybrid else draw.choice((2, 4)) if backend == "ddp" else 2
-    )
+    ranks = draw.choice(RANKS.get(backend, (4,) if BUILT_IN_BACKENDS[backend].hybrid else (2,)))
     accumulation = draw.choice([number for number in (1, 2, 4) if number * ranks <= 4])
     return {"backend": backend, "world_size": ranks, "batch": 4 // ranks // accumulation, "accumulation": accumulation}
 

@@ -59,7 +59,7 @@ class LocationRecorder:
         self._constructed: dict[int, _Record] = {}  # by id: an optimizer need not be hashable
         self._casts: list[_Record] = []
         self._default_dtypes: dict[SourceLocation, None] = {}
-        self.before_cast: Callable[[nn.Module], None] = lambda _: None  # called before a module is cast or moved
+        self.before_conversion: Callable[[nn.Module], None] = lambda _: None  # called before a module is cast or moved
 
     def install(self) -> None:
         """Start recording."""
@@ -106,7 +106,7 @@ class LocationRecorder:
         with suppress(Exception):
             before = [tensor.dtype for tensor in _stored_tensors(module)]
             if _changes_anything(original.__name__, module, *args, **kwargs):
-                self.before_cast(module)
+                self.before_conversion(module)
         result = original(module, *args, **kwargs)
         with suppress(Exception):
             self._record_cast(module, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchbox.backends import base
+from benchbox.backends import base, replicated
 from benchbox.backends.replicated import Ddp, Single
 
 if TYPE_CHECKING:
@@ -38,3 +39,23 @@ def test_a_backward_pass_skips_work_where_gradients_of_frozen_parameters_are_not
     assert not backend.skips_frozen_work
     backend._frozen = [nn.Parameter(torch.ones(1))]
     assert backend.skips_frozen_work is skips
+
+
+def test_the_first_step_after_a_rehearsal_gets_its_batch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy normalises its batch in place."""
+
+    class Normalising(nn.Linear):
+        def forward(self, batch: dict[str, torch.Tensor]) -> Any:
+            return SimpleNamespace(total=super().forward(batch["state"].sub_(1)).sum())
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(replicated, "dist", SimpleNamespace(get_world_size=lambda: 3))
+    model = nn.parallel.DistributedDataParallel(Normalising(2, 1))
+    stand_in: Any = SimpleNamespace(
+        prepared=SimpleNamespace(model=model), compute=nullcontext, device=torch.device("cpu"), zero_grad=model.zero_grad
+    )
+    batches = [{"state": torch.full((1, 2), value)} for value in (5.0, 7.0)]
+    values = [batch["state"][0, 0].item() for batch in Ddp.rehearse(stand_in, iter(batches))]
+    torch.distributed.destroy_process_group()
+    assert values == [5.0, 7.0]
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -27,6 +27,21 @@ steps: 2
 """
 
 
+UNUSED = cast("Any", SimpleNamespace(nnodes=1, message=print))
+
+
+def train_in(folder: Path, *, resume: bool = False) -> None:
+    launch_training(
+        load_train(folder / "train.yaml"),
+        folder,
+        resume=resume,
+        launcher=UNUSED,
+        max_restarts=0,
+        progress=UNUSED,
+        stop_signals=(),
+    )
+
+
 def _job(folder: Path) -> Job:
     return Job(config=cast("Any", {"kind": "look"}), ranks=1, folder=folder, timeout_s=None, hang_after_s=1.0)
 
@@ -60,19 +75,10 @@ def test_a_profile_and_a_training_delete_nothing_beside_a_folder_of_others(tmp_p
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    unused = cast("Any", SimpleNamespace(nnodes=1, message=print))
     with pytest.raises(ConfigurationError, match="ranks: exists, and is no folder of benchbox"):
-        profile_cell(cell("healthy"), MEASURE, profiled_steps=2, folder=tmp_path, launcher=unused, stop=lambda: False)
+        profile_cell(cell("healthy"), MEASURE, profiled_steps=2, folder=tmp_path, launcher=UNUSED, stop=lambda: False)
     with pytest.raises(ConfigurationError, match="launch: exists, and is no folder of benchbox"):
-        launch_training(
-            load_train(tmp_path / "train.yaml"),
-            tmp_path,
-            resume=False,
-            launcher=unused,
-            max_restarts=0,
-            progress=unused,
-            stop_signals=(),
-        )
+        train_in(tmp_path)
     assert all((tmp_path / name).exists() for name in names)
 
 
@@ -83,15 +89,6 @@ def test_a_profile_and_a_training_delete_nothing_beside_a_folder_of_others(tmp_p
 def test_a_training_replaces_no_file_of_others(tmp_path: Path, name: str, resume: bool) -> None:
     (tmp_path / "train.yaml").write_text(TRAIN)
     (tmp_path / name).write_text("[1, 2]")
-    unused = cast("Any", SimpleNamespace(nnodes=1, message=print))
     with pytest.raises(ConfigurationError, match=rf"{name}: exists, and is not of a training in this folder.*; name another"):
-        launch_training(
-            load_train(tmp_path / "train.yaml"),
-            tmp_path,
-            resume=resume,
-            launcher=unused,
-            max_restarts=0,
-            progress=unused,
-            stop_signals=(),
-        )
+        train_in(tmp_path, resume=resume)
     assert (tmp_path / name).read_text() == "[1, 2]"

@@ -16,8 +16,10 @@ def _seeded_on_one_thread(one_thread: None) -> None:
 
 
 @pytest.fixture
-def idle_hooks() -> Iterator[None]:
-    """Remove the idle hooks that an observer leaves behind where several threads step: with them, ours step as torch's do."""
+def restored_hooks() -> Iterator[None]:
+    """Restore the hooks of optimizers afterwards: an observer leaves idle ones where it is removed while they run, or where
+    several threads step, and with them our optimizers step as torch's do.
+    """
     registries = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
     before = [dict(registry) for registry in registries]
     yield

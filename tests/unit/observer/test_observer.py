@@ -13,7 +13,7 @@ from benchbox.observer import recording
 from benchbox.observer.introspect import masters
 from benchbox.observer.observer import StepObserver
 from benchbox.optim import MasterWeightOptimizer, chunks
-from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train
+from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train, train_masters
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
@@ -169,13 +169,7 @@ def test_an_optimizer_of_unknown_arithmetic_over_masters_is_not_lossless():
     masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     optimizer = Homemade(masters)
     with StepObserver(source="command", steps=3) as observer:
-        for _ in range(3):
-            model(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
-                master.grad, parameter.grad = parameter.grad.float(), None
-            optimizer.step()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
-                parameter.data.copy_(master)
+        train_masters(model, masters, optimizer, 3)
     assert [opaque.lossless for opaque in observer.facts().opaque] == [False]
 
 

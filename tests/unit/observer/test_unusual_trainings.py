@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchbox.audit.judge import judge
 from benchbox.observer.observer import StepObserver
-from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train
+from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train, train_masters
 
 
 class Trainer:
@@ -151,7 +151,7 @@ def test_a_model_is_found_after_the_garbage_collector_was_frozen(frozen_in_step)
     assert [schedule.reaches for schedule in facts.schedules] == [True, True]
 
 
-@pytest.mark.usefixtures("idle_hooks")
+@pytest.mark.usefixtures("restored_hooks")
 def test_optimizers_that_step_at_the_same_time_in_threads_are_both_observed() -> None:
     """Neither wraps the other one, whichever of them ends first."""
     inside, outside = threading.Event(), threading.Event()
@@ -194,24 +194,27 @@ def test_a_model_that_is_cast_after_its_last_step_was_trained_as_it_was_before(m
     assert judge([facts]).failing(warnings=True) == ()
 
 
-def train_on_masters(model: torch.nn.Module, steps: int, *, writes_back: bool) -> None:
-    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
-    optimizer = torch.optim.AdamW(masters, lr=1e-2)
-    for _ in range(steps):
-        model(torch.ones(2, 8).bfloat16()).float().square().sum().backward()
-        for master, parameter in zip(masters, model.parameters(), strict=True):
-            master.grad, parameter.grad = parameter.grad.float(), None
-        optimizer.step()
-        model.float().bfloat16()  # in the middle of an update
-        for master, parameter in zip(masters, model.parameters(), strict=True):
-            if writes_back:
-                parameter.data.copy_(master)
+def test_an_observer_that_fails_after_a_model_was_cast_says_so() -> None:
+    model = layers()
+    with StepObserver(source="command", steps=20) as observer:
+        train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), 4)
+        model.half()
+        with pytest.raises(ZeroDivisionError) as failure:
+            _ = 1 / 0
+        observer.fail(failure.value)
+    assert [problem.startswith("hooks: ZeroDivisionError") for problem in observer.facts().problems] == [True]
+
+
+def masters_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
 
 
 def test_masters_that_never_arrived_are_found_where_the_model_is_cast_after_one_step() -> None:
     model = layers(torch.bfloat16)
+    masters = masters_of(model)
+    optimizer = torch.optim.AdamW(masters, lr=1e-2)
     with StepObserver(source="command", steps=20) as observer:
-        train_on_masters(model, 1, writes_back=False)
+        train_masters(model, masters, optimizer, 1, write_back=lambda *_: None)
         model.float()
     assert "BXP104" in {finding.code for finding in judge([observer.facts()]).findings}
 
@@ -233,7 +236,7 @@ def test_an_optimizer_of_a_copy_is_found_where_the_model_is_cast_after_the_last_
 def test_float16_that_is_recomputed_by_older_checkpointing_is_seen_beside_a_float32_head() -> None:
     """Its forward pass records no gradients."""
     body, head = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))).half(), nn.Linear(8, 1)
-    masters = [parameter.detach().float().requires_grad_() for parameter in body.parameters()]
+    masters = masters_of(body)
     optimizer = torch.optim.AdamW([*masters, *head.parameters()], lr=1e-4)
     with StepObserver(source="command", steps=3) as observer:
         for _ in range(3):
@@ -249,10 +252,18 @@ def test_float16_that_is_recomputed_by_older_checkpointing_is_seen_beside_a_floa
 
 
 def test_weights_that_are_restored_after_the_last_step_are_no_stale_ones() -> None:
+    """Nor are those that are cast and cast back in the middle of an update."""
     model = layers(torch.bfloat16)
+    masters = masters_of(model)
+    optimizer = torch.optim.AdamW(masters, lr=1e-2)
     best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def write_back(parameter: torch.Tensor, master: torch.Tensor) -> None:
+        model.float().bfloat16()
+        parameter.data.copy_(master)
+
     with StepObserver(source="command", steps=20) as observer:
-        train_on_masters(model, 4, writes_back=True)
+        train_masters(model, masters, optimizer, 4, write_back)
         model.load_state_dict(best)
     assert {tensor.numbers.live_differs for tensor in observer.facts().stepped} == {0.0}
 

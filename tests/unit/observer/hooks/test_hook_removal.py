@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from benchbox.observer.observer import StepObserver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def restored_hooks() -> Iterator[None]:
-    """Restore the hooks afterwards: an observer that is removed while hooks run may leave an idle one."""
-    hooks = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-    before = [dict(registry) for registry in hooks]
-    yield
-    for registry, original in zip(hooks, before, strict=True):
-        registry.clear()
-        registry.update(original)
 
 
 @pytest.mark.usefixtures("restored_hooks")

@@ -98,7 +98,7 @@ def test_a_step_that_raised_does_not_wrap_the_optimizer_that_steps_next() -> Non
     assert {name for step in facts.steps[3:] for name in step.rates} == {"AdamW", "SGD"}
 
 
-@pytest.mark.usefixtures("idle_hooks")
+@pytest.mark.usefixtures("restored_hooks")
 def test_an_optimizer_whose_closure_steps_another_one_in_a_thread_is_observed() -> None:
     """On a GPU, autograd calls the hooks of the backward pass in the thread of the device."""
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)

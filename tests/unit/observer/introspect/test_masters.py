@@ -8,7 +8,7 @@ from torch import nn
 
 from benchbox.observer.observer import StepObserver
 from benchbox.optim.masters import MasterWeightOptimizer
-from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training
+from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train_masters
 
 
 def test_masters_are_found_beside_the_16_bit_parameters_they_stand_for():
@@ -70,14 +70,12 @@ def test_parameters_may_get_a_new_storage_from_their_masters_at_every_step(facto
     model = layers(torch.bfloat16)
     masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(masters)
+
+    def write_back(parameter, master):
+        parameter.data = factor * master.data.bfloat16()
+
     with StepObserver(source="command", steps=3) as observer:
-        for _ in range(4):
-            model(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
-                master.grad, parameter.grad = parameter.grad.float(), None
-            optimizer.step()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
-                parameter.data = factor * master.data.bfloat16()
+        train_masters(model, masters, optimizer, 4, write_back)
     assert {tensor.numbers.live_differs for tensor in observer.facts().stepped} == {differs}
 
 
