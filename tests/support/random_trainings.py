@@ -99,7 +99,7 @@ def _optim(draw: random.Random, steps: int) -> dict[str, Any]:
     return optim | {
         **draw.choice(({}, {"ema_decay": 0.9}, {"ema_decay": 0.9, "ema_warmup": True})),
         **draw.choice(({}, {"freeze_backbone_steps": draw.randint(1, steps), "thaw_warmup_steps": 2})),
-        **draw.choice(({}, {"groups": [{"match": "*bias", "lr": 5e-4, "betas": [0.8, 0.9]}]})),
+        **draw.choice(({}, {"groups": [{"match": "*weight", "lr": 5e-4, "betas": [0.8, 0.9]}]})),
         **draw.choice(({}, {}, {"spike": {"factor": 1.02, "window": 2}}, {"spike": {"max": 3.0}})),
     }
 
