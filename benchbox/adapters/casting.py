@@ -40,7 +40,7 @@ def cast_buffers_to_inputs(module: nn.Module, names: Collection[str]) -> None:
     Raises:
         ConfigurationError: the module has no such floating-point buffer.
     """
-    buffers = float_buffers(module)
+    buffers = [key for key, buffer in inexact_buffers(module).items() if not buffer.is_complex()]
     for missing in set(names) - {name for _, name in buffers}:
         buffer_names = ", ".join(sorted({name for _, name in buffers})) or "there is none"
         problem = f"{type(module).__name__} has no floating-point buffer {missing!r}"
@@ -51,10 +51,10 @@ def cast_buffers_to_inputs(module: nn.Module, names: Collection[str]) -> None:
 
 
 def keep_buffers(buffers: Mapping[tuple[nn.Module, str], Tensor]) -> None:
-    """Undo a cast of floating-point buffers, but not their move to another device.
+    """Undo a cast of buffers, but not their move to another device.
 
     Args:
-        buffers: from `float_buffers`, taken before the cast.
+        buffers: from `inexact_buffers`, taken before the cast.
     """
     for (part, name), buffer in buffers.items():
         moved = part._buffers[name]  # noqa: SLF001 (the one place with non-persistent buffers)
@@ -62,13 +62,16 @@ def keep_buffers(buffers: Mapping[tuple[nn.Module, str], Tensor]) -> None:
             part._buffers[name] = buffer.to(moved.device)  # noqa: SLF001
 
 
-def float_buffers(module: nn.Module) -> dict[tuple[nn.Module, str], Tensor]:
-    """Return all floating-point buffers of a module by their owner and name, non-persistent ones too."""
+def inexact_buffers(module: nn.Module) -> dict[tuple[nn.Module, str], Tensor]:
+    """Return all floating-point and complex buffers of a module by their owner and name, non-persistent ones too.
+
+    `nn.Module.to` casts both, complex ones to real numbers.
+    """
     return {
         (part, name): buffer
         for part in module.modules()
         for name, buffer in part._buffers.items()  # noqa: SLF001
-        if buffer is not None and buffer.is_floating_point()
+        if buffer is not None and (buffer.is_floating_point() or buffer.is_complex())
     }
 
 

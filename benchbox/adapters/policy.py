@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, apply_activation_checkpointing
 
 from benchbox.adapters.batches import GeneratedSamples, flatten_generated, unflatten
-from benchbox.adapters.casting import cast_inputs_to_weights, float_buffers, keep_buffers
+from benchbox.adapters.casting import cast_inputs_to_weights, inexact_buffers, keep_buffers
 from benchbox.adapters.kernels import set_attention
 from benchbox.adapters.roles import conventional_roles
 from benchbox.adapters.signatures import takes
@@ -176,9 +177,11 @@ class AdaptedPolicy(nn.Module):
         return normalised
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply as `nn.Module` does, but leave floating-point buffers in their dtype: see docs/extending/policy.md."""
-        buffers = float_buffers(self)
-        super()._apply(fn, recurse)
+        """Apply as `nn.Module` does, but leave buffers in their dtype: see docs/extending/policy.md."""
+        buffers = inexact_buffers(self)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Casting complex values to real")  # undone below
+            super()._apply(fn, recurse)
         keep_buffers(buffers)
         return self
 

@@ -76,6 +76,8 @@ class Backend(ABC):
     fills_shards: ClassVar[bool] = False
     # Why gradients of parameters that are frozen for some steps are computed and dropped; empty where they are not computed.
     drops_frozen_gradients: ClassVar[str] = ""
+    # Whether parameters may be scalars, tensors without a dimension.
+    takes_scalars: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.enter_stage: Callable[[str], None] = lambda _: None  # to report a long part of `prepare`
@@ -97,14 +99,27 @@ class Backend(ABC):
 
         Args:
             policy: built in float32, statistics loaded; or on the meta device, with `deferred_weights`.
+
+        Raises:
+            UnsupportedError: the policy has complex parameters, or scalar ones, which this backend does not take.
         """
         assert isinstance(policy, nn.Module)
+        self._check_parameters(policy)
         self._recipe, self._shape = recipe, shape
         plans = self._plans = plan_groups(policy, policy.parameter_roles(), optim)
         if not self.fills_shards:
             materialise_policy(policy)
         self.prepared = self._prepare(policy, recipe, optim, plans)
         return self.prepared
+
+    def _check_parameters(self, policy: nn.Module) -> None:
+        complex_names = [name for name, parameter in live_parameters(policy) if parameter.is_complex()]
+        if complex_names:  # a cast to the dtype of a recipe would drop their imaginary parts
+            raise UnsupportedError(f"{', '.join(complex_names)}: complex parameters; train real ones, and view them as complex")
+        scalars = [] if self.takes_scalars else [name for name, parameter in live_parameters(policy) if not parameter.ndim]
+        if scalars:
+            hint = "give them shape (1,), or choose ddp"
+            raise UnsupportedError(f"{self.name} cannot shard parameters without a dimension, as {', '.join(scalars)}: {hint}")
 
     @abstractmethod
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared: ...

@@ -47,6 +47,7 @@ class _Zero(Backend):
 
     stage: ClassVar[int]
     fused_phases: ClassVar[dict[str, str]] = {"clip": "DeepSpeed clips inside its optimizer step: see optimizer"}
+    takes_scalars = False
     drops_frozen_gradients = "DeepSpeed reduces the gradients of all parameters that its partitions were built of"
 
     @staticmethod

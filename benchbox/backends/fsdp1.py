@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 class _Fsdp1(Backend):
     strategy: ClassVar[ShardingStrategy]
     fills_shards = True
+    takes_scalars = False
 
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
         units = sharded_modules(policy, policy.layer_units())

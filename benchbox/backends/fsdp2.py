@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class Fsdp2(Backend):
     name = "fsdp2"
     fills_shards = True
+    takes_scalars = False
 
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
         plugin = FullyShardedDataParallelPlugin(

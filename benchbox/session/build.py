@@ -163,9 +163,17 @@ def build_session(
         loaded = load_cell_weights(cell, policy)
         freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
         policy.load_statistics(list(statistics))
+        _make_contiguous(policy)
     if weights is not None:
-        weights.bind(policy)  # again, because loading may have replaced a tensor
+        weights.bind(policy)  # again, because tensors may have been replaced
     return prepare_session(cell, policy, backend, loaded)
+
+
+def _make_contiguous(policy: nn.Module) -> None:
+    """Lay out parameters row by row: FSDP2 and DeepSpeed refuse others, and FSDP1 has their elements in another order."""
+    for parameter in policy.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
 
 
 def prepare_session(cell: Cell, policy: Policy, backend: Backend, loaded: LoadedWeights | None = None) -> Session:

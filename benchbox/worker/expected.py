@@ -88,8 +88,10 @@ def check_step(
     if kernel is not None and (mismatch := attention_mismatch(cell.attention, kernel.split("+"), sites or {})):
         raise MismatchError(mismatch)
     if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
-        requested = "on" if cell.checkpointing else "off"
-        raise MismatchError(f"requested checkpointing {requested}, observed {checkpointed} modules run twice")
+        requested, hint = "on", ""
+        if not cell.checkpointing:
+            requested, hint = "off", ", so the policy recomputes by itself: build it without, or write checkpointing: true"
+        raise MismatchError(f"requested checkpointing {requested}, observed {checkpointed} modules run twice{hint}")
     recipe = recipe_by_name(cell.recipe)
     # Of compiled code no product is seen, and the few others need not be like those.
     if cell.compile == "off" and products.get(recipe.compute, 0) < _LEAST_SHARE * sum(products.values()):

@@ -162,7 +162,7 @@ def test_what_is_observed_in_a_step_decides(changes: dict[str, Any], message: st
 @pytest.mark.parametrize("kernel", ["eager", "sdpa:math", "sdpa:flash_cpu+eager"])
 def test_a_policy_that_cannot_switch_its_attention_is_never_a_mismatch(kernel: str) -> None:
     check_step(tiny_cell(attention="native"), kernel=kernel, checkpointed=0, products={}, stepped=stepped("float32"))
-    with pytest.raises(MismatchError, match="observed 3 modules run twice"):
+    with pytest.raises(MismatchError, match="observed 3 modules run twice, so the policy recomputes by itself"):
         check_step(tiny_cell(attention="native"), kernel=kernel, checkpointed=3, products={}, stepped=stepped("float32"))
 
 

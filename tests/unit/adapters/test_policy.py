@@ -159,7 +159,8 @@ def test_the_state_dict_has_the_names_of_the_module(checkpointing, tmp_path):
     names = set(built_directly().module.state_dict())
     assert set(policy.state_dict()) == names
     assert "layers.0.attention.in_proj_weight" in names
-    save_file({name: torch.full_like(tensor, 1) for name, tensor in policy.state_dict().items()}, tmp_path / "w.safetensors")
+    ones = {name: torch.ones(tensor.shape, dtype=tensor.dtype) for name, tensor in policy.state_dict().items()}
+    save_file(ones, tmp_path / "w.safetensors")
     loaded = policy.load_weights(tmp_path / "w.safetensors")
     assert loaded.missing == loaded.unexpected == ()
     assert all(bool((tensor == 1).all()) for tensor in policy.state_dict().values())
@@ -167,7 +168,7 @@ def test_the_state_dict_has_the_names_of_the_module(checkpointing, tmp_path):
 
 def test_weights_with_another_name_of_a_layer_say_what_is_missing_and_what_is_unexpected(tmp_path):
     policy = built_directly()
-    weights = {name.replace("lm_head.", "head."): tensor for name, tensor in policy.state_dict().items()}
+    weights = {name.replace("lm_head.", "head."): tensor.contiguous() for name, tensor in policy.state_dict().items()}
     save_file(weights, tmp_path / "w.safetensors")
     loaded = policy.load_weights(tmp_path / "w.safetensors")
     assert set(loaded.missing) == {"lm_head.weight", "lm_head.bias"}

@@ -13,6 +13,11 @@ from torch import nn
 
 from benchbox.backends import base, replicated
 from benchbox.backends.replicated import Ddp, Single
+from benchbox.errors import UnsupportedError
+from benchbox.registry.backends import BUILT_IN_BACKENDS
+from benchbox.registry.contracts import Role
+from benchbox.registry.recipes import recipe_by_name
+from benchbox.spec.cell import OptimSpec
 
 if TYPE_CHECKING:
     from benchbox.backends.base import Backend
@@ -39,6 +44,32 @@ def test_a_backward_pass_skips_work_where_gradients_of_frozen_parameters_are_not
     assert not backend.skips_frozen_work
     backend._frozen = [nn.Parameter(torch.ones(1))]
     assert backend.skips_frozen_work is skips
+
+
+@pytest.mark.parametrize("backend", sorted(BUILT_IN_BACKENDS))
+def test_scalar_parameters_are_refused_by_the_backends_that_shard_and_complex_ones_by_all(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch and DeepSpeed fail on scalars that are sharded; a cast drops the imaginary parts of complex numbers."""
+    prepared = BUILT_IN_BACKENDS[backend].load()()
+    monkeypatch.setattr(prepared, "_prepare", lambda policy, *_: policy)
+    policy: Any = ParameterPolicy(gain=torch.tensor(0.5))
+    shape = base.StepShape(batch=1, accumulation=1, max_grad_norm=1.0)
+    shards = backend not in ("single", "ddp")
+    with pytest.raises(UnsupportedError, match=f"{backend} cannot shard .* as gain: ") if shards else nullcontext():
+        prepared.prepare(policy, recipe_by_name("fp32"), OptimSpec(), shape)
+    with pytest.raises(UnsupportedError, match="turn: complex parameters"):
+        prepared.prepare(ParameterPolicy(turn=torch.ones(2, dtype=torch.complex64)), recipe_by_name("fp32"), OptimSpec(), shape)
+
+
+class ParameterPolicy(nn.ParameterDict):
+    """Parameters alone, with their roles."""
+
+    def __init__(self, **parameters: torch.Tensor) -> None:
+        super().__init__({name: nn.Parameter(value) for name, value in parameters.items()})
+
+    def parameter_roles(self) -> dict[str, Role]:
+        return {name: Role(part="backbone", decay=True) for name in self}
 
 
 def test_the_first_step_after_a_rehearsal_gets_its_batch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A module as others write it: numpy and plain torch, dropout, batch norm, buffers of all kinds, an unused layer."""
+"""A module as others write it: numpy, dropout, batch norm, buffers of all kinds, a transposed layer and an unused one."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Block(nn.Module):
 class Speller(nn.Module):
     positions: Tensor
     indices: Tensor
+    rotations: Tensor
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -44,7 +45,10 @@ class Speller(nn.Module):
         self.register_buffer("positions", torch.from_numpy(np.sin(angles)).float(), persistent=False)
         self.register_buffer("indices", torch.arange(LENGTH))
         self.register_buffer("scale", torch.tensor(0.3))
+        turns = torch.arange(LENGTH)[:, None] * 0.1 ** torch.arange(width // 2)
+        self.register_buffer("rotations", torch.polar(torch.ones_like(turns), turns), persistent=False)
         self.module = nn.Linear(width, width)  # a name that wrappers give to what they wrap
+        self.module.weight = nn.Parameter(torch.empty(width, width).normal_(std=0.1).t())
         self.layers = nn.ModuleList(Block(width) for _ in range(depth))
         self.norm = nn.BatchNorm1d(width)
         self.unused = nn.Linear(3, 3)
@@ -52,6 +56,7 @@ class Speller(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.module(self.embedding(tokens) + self.positions[self.indices])
+        x = torch.view_as_real(torch.view_as_complex(x.float().unflatten(2, (-1, 2))) * self.rotations).flatten(2).to(x.dtype)
         for layer in self.layers:
             x = layer(x, scale=self.scale)
         return self.lm_head(self.norm(x.transpose(1, 2)).transpose(1, 2))
