@@ -32,7 +32,7 @@ from benchbox.estimation.parts import fixed_parts, read_parts, smallest_share
 from benchbox.estimation.structure import module_names, read_structure, unit_modules
 from benchbox.estimation.tracing import trace_step
 from benchbox.optim import freeze, plan_groups
-from benchbox.registry.backends import DEFAULT_SHARD_SIZE
+from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import STATES_PER_ELEMENT, recipe_by_name
@@ -91,7 +91,7 @@ class Estimator:
         Raises:
             ConfigurationError: there is no such policy, size or recipe, or its data cannot be brought into its form.
             UnsupportedError: there is no formula for the backend, for compiled steps, for those of a frozen backbone or for the
-                state of the optimizer, or the policy's step cannot be traced.
+                state of the optimizer, the policy's step cannot be traced, or the backend does not take its parameters.
         """
         if cell.backend not in MODELS:
             raise UnsupportedError(f"there is no formula for the memory of backend {cell.backend}")
@@ -103,6 +103,9 @@ class Estimator:
         if (optimizer := recipe_by_name(cell.recipe).optimizer) not in STATES_PER_ELEMENT:
             raise UnsupportedError(f"what {optimizer} of recipe {cell.recipe} keeps for each parameter is not known")
         structure, timeline, notes = self._trace(cell, step)
+        has_scalars = any(not parameter.shape for parameter in structure.parameters)
+        if has_scalars and not backend_info(cell.backend).load().takes_scalars:
+            raise UnsupportedError(f"{cell.policy} has scalar parameters, which {cell.backend} cannot shard")
         return predict(structure, timeline, _setup(cell, self._device), notes)
 
     def _trace(self, cell: Cell, step: int | None) -> tuple[Structure, Timeline, tuple[str, ...]]:

@@ -18,6 +18,7 @@ _NORM_ROW = 2**8
 _NATIVE_MIN = 2**22  # elements from which the compiled functions are used, which need no scratch memory
 _NATIVE_VECTOR = 16
 _FLOAT32 = 4
+FLOAT64 = 8
 
 
 class MemoryModel(ABC):
@@ -114,6 +115,14 @@ class MemoryModel(ABC):
     def numel(self, number: int) -> int:
         return self.structure.parameters[number].numel
 
+    def _scatter(self, size: int) -> None:
+        """Add what a reduce-scatter of so many bytes needs: gloo copies its input, NCCL does not.
+
+        Under FSDP1 it does not matter: more is freed right before.
+        """
+        if self.setup.device == "cpu":
+            self.ledger.pass_through("reduction", size)
+
     def _clip(self, numels: Iterable[int], *, is_bfloat16: bool) -> None:
         """Add the scratch memory of the gradient norm (`benchbox.optim.norm.squared_norm`). On a GPU it is a few numbers."""
         self.ledger.stage = "clip"
@@ -127,3 +136,12 @@ class MemoryModel(ABC):
             rows = sum(-(-numel // _NORM_ROW) for numel in numels)
             # the norms of the rows, one after another and together, in float32 and in float64
             self.ledger.pass_through("workspace", _FLOAT32 * _NORM_CHUNK + rows * (4 + 4 + 8))
+
+    def _clip_by_deepspeed(self, size: int) -> None:
+        """Add the copies in float64 of which DeepSpeed takes norms (`get_grad_norm_direct`), of one gradient at a time.
+
+        Args:
+            size: bytes of the largest.
+        """
+        self.ledger.stage = "clip"
+        self.ledger.pass_through("workspace", size)

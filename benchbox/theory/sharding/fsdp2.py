@@ -123,6 +123,7 @@ class Fsdp2Model(MemoryModel):
         self._accumulated -= set(numbers)
         shard = sum(map(self._shard, numbers))
         ledger.add("reduction", shard * setup.live_size)
+        self._scatter(self._kept_reduction)
         ledger.add("gradients", shard * setup.stepped_size)
         if setup.stepped_size != setup.live_size:
             ledger.add("reduction", -shard * setup.live_size)

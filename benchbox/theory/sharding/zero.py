@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.theory.communication import bucket_limit
 from benchbox.theory.padding import zero_group_numel
-from benchbox.theory.sharding.base import MemoryModel
+from benchbox.theory.sharding.base import FLOAT64, MemoryModel
 
 if TYPE_CHECKING:
     from benchbox.theory.structure import CellSetup, Structure, Timeline
@@ -28,28 +28,31 @@ class Zero12Model(MemoryModel):
         ]
         self._in_bucket = 0  # elements
         self._has_copied = False  # in this micro-step
-        self._copied_bytes = self._copied_numel * setup.live_size
+        self._shares = self._gradient_shares()
+        self._copied_bytes = max(copied for copied, _ in self._shares) * setup.live_size
 
     @property
     def _partition_numel(self) -> int:
         return sum(self._padded) // self.setup.world_size
 
-    @property
-    def _copied_numel(self) -> int:
-        """Elements of the gradients that a rank copies from the bucket, the most of any rank.
+    def _gradient_shares(self) -> list[tuple[int, int]]:
+        """Return, by rank, the elements of the gradients that it copies from the bucket, and those of its largest gradient.
 
-        They are those of whole parameters, also of those that are only in part in its partition
-        (deepspeed.runtime.zero.stage_1_and_2, `copy_grads_in_partition`).
+        It copies whole gradients, also those that are only in part in its partition (deepspeed.runtime.zero.stage_1_and_2,
+        `copy_grads_in_partition`).
         """
         copied: Counter[int] = Counter()
+        largest: Counter[int] = Counter()
         for padded, numbers in zip(self._padded, self.structure.groups.values(), strict=True):
             partition, start = padded // self.setup.world_size, 0
             for number in numbers:
                 end = start + self.numel(number)
                 for rank in range(start // partition, (end - 1) // partition + 1):
                     copied[rank] += end - start
+                    part = min(end, (rank + 1) * partition) - max(start, rank * partition)
+                    largest[rank] = max(largest[rank], part)
                 start = end
-        return max(copied.values(), default=0)
+        return [(copied[rank], largest[rank]) for rank in range(self.setup.world_size)]
 
     def _store(self) -> None:
         setup, frozen = self.setup, self.structure.numel - self.structure.trained_numel
@@ -103,6 +106,8 @@ class Zero12Model(MemoryModel):
     def _finish(self) -> None:
         """Step group by group: its gradients are flattened, and cast to the dtype of the masters."""
         setup, ledger = self.setup, self.ledger
+        most = max(copied * setup.live_size + FLOAT64 * largest for copied, largest in self._shares)
+        self._clip_by_deepspeed(most - self._copied_bytes)
         ledger.stage = "optimizer"
         for padded in self._padded:
             numel = padded // setup.world_size

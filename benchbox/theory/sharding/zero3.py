@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.theory.communication import bucket_limit
 from benchbox.theory.padding import round_up
-from benchbox.theory.sharding.base import MemoryModel
+from benchbox.theory.sharding.base import FLOAT64, MemoryModel
 from benchbox.theory.zero3 import fetch_parameters, partitioned_numel
 
 if TYPE_CHECKING:
@@ -105,11 +105,14 @@ class Zero3Model(MemoryModel):
         shards, parameters = self.setup.world_size, self.structure.parameters
         trained = sum(partitioned_numel(parameters[number], shards) for number in self.structure.trained)
         size = min(trained, round_up(bucket_limit(self.structure), shards)) * self.setup.live_size
-        self.ledger.pass_through("reduction", size + size // shards)  # what is scattered, and its result
+        self.ledger.add("reduction", size)  # what is scattered, and holds the result
+        self._scatter(size)
+        self.ledger.add("reduction", -size)
         self._hold(self._micro_step.after)
 
     def _finish(self) -> None:
         setup = self.setup
+        self._clip_by_deepspeed(FLOAT64 * max((self._partitions([number]) for number in self.structure.trained), default=0))
         self.ledger.stage = "optimizer"
         for numbers in self.structure.groups.values():
             self.ledger.pass_through("workspace", self._partitions(numbers) * setup.stepped_size)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchbox.errors import UnsupportedError
 from benchbox.estimation import Estimator
 from benchbox.plan import plan
 from benchbox.spec import load_matrix
@@ -31,3 +32,32 @@ def test_parameter_groups_are_those_of_a_module_whose_names_begin_with_module():
     """DeepSpeed gathers each group by itself, so a parameter without its group could not be counted."""
     estimate = Estimator([FOLDER]).estimate(foreign_cell(backend="zero2", world_size=2))
     assert estimate.collectives["all_gather"]["count"] == 4  # backbone and head, with and without decay
+
+
+SCALED = """\
+import benchbox
+import torch
+from torch import nn
+
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+def build(preset, axes):
+    return benchbox.adapt(Scaled(), loss=lambda output: output.square().mean(), batch=lambda size, seed: torch.ones(size, 4))
+"""
+
+
+def test_a_policy_with_scalar_parameters_has_estimates_of_the_backends_that_take_them(tmp_path):
+    (tmp_path / "scaled").mkdir()
+    (tmp_path / "scaled" / "policy.py").write_text(SCALED)
+    (tmp_path / "scaled" / "presets.yaml").write_text("tiny: {}\n")
+    estimator = Estimator([tmp_path])
+    assert estimator.estimate(foreign_cell(policy="scaled", backend="ddp", world_size=2)).total_numel == 4 * 2 + 2 + 1
+    for backend in ("fsdp1_full", "fsdp2", "zero2", "zero3"):
+        with pytest.raises(UnsupportedError, match=f"scaled has scalar parameters, which {backend} cannot shard"):
+            estimator.estimate(foreign_cell(policy="scaled", backend=backend, world_size=2))

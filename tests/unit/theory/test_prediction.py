@@ -159,9 +159,11 @@ def test_flops_are_those_of_all_micro_steps():
     assert predicted("ddp", accumulation=3).model_flops == 21
 
 
-def zero_without_activations(backend, world_size):
-    timeline = replace(TIMELINE, events=tuple(event for event in TIMELINE.events if event.kind not in ("allocate", "free")))
-    return predict(STRUCTURE, timeline, CellSetup(backend=backend, world_size=world_size, masters=False))
+def without_activations(backend, world_size, structure=STRUCTURE, **changes):
+    kinds = ("enter", "leave", "forward_end", "enter_backward")
+    gradients = (Event("gradient", number) for number in reversed(range(len(structure.parameters))))
+    timeline = replace(TIMELINE, events=(*(event for event in TIMELINE.events if event.kind in kinds), *gradients))
+    return predict(structure, timeline, replace(CellSetup(backend=backend, world_size=world_size, masters=False), **changes))
 
 
 # By each of four ranks: bf16 parameters, masters and moments of a quarter, the batch.
@@ -170,7 +172,7 @@ STORED = 2 * NUMEL + 12 * NUMEL // 4 + 100
 
 @pytest.mark.parametrize("backend", ["zero1", "zero2"])
 def test_zero_flattens_the_gradients_in_its_bucket_to_reduce_them(backend):
-    estimate = zero_without_activations(backend, 4)
+    estimate = without_activations(backend, 4)
     assert estimate.peak_bytes == STORED + 2 * NUMEL + 2 * NUMEL
     assert estimate.components["reduction"] == (4 * NUMEL if backend == "zero2" else 2 * NUMEL)
 
@@ -178,18 +180,51 @@ def test_zero_flattens_the_gradients_in_its_bucket_to_reduce_them(backend):
 def test_a_full_bucket_of_zero2_is_reduced_beside_the_gradients_that_the_rank_has_copied(monkeypatch):
     """A bucket of 1100 elements takes one layer. Rank 2 has parts of both layers, and copies both."""
     monkeypatch.setattr("benchbox.theory.communication.DEEPSPEED_BUCKET", 1100)
-    estimate = zero_without_activations("zero2", 4)
+    estimate = without_activations("zero2", 4)
     assert estimate.components["gradients"] == 2 * 2048
     assert estimate.components["reduction"] == 2 * 1100 + 2 * 1024
     assert estimate.peak_bytes == STORED + 2 * 2048 + 2 * 1100 + 2 * 1024
 
 
 def test_zero2_steps_beside_the_gradients_of_all_parameters_that_are_in_part_its_own():
-    """The second of two ranks has 1280 elements, of two layers of 1024 each."""
-    estimate = zero_without_activations("zero2", 2)
+    """Each of two ranks has 1320 elements: five and a half of eleven parameters."""
+    parameters = [ParameterShape(name=str(number), shape=(240,), trains=True, group=0) for number in range(11)]
+    estimate = without_activations("zero2", 2, Structure(parameters=tuple(parameters)))
     assert estimate.moment == "optimizer"
-    assert estimate.components["gradients"] == 2 * 2048
-    assert estimate.components["workspace"] == 6 * 1280
+    assert estimate.components["gradients"] == 2 * 6 * 240
+    assert estimate.components["workspace"] == 6 * 1320
+
+
+@pytest.mark.parametrize(
+    ("backend", "gradients", "largest"),
+    [
+        ("zero1", 2 * 2048, 1024),  # the second rank has 256 elements of the first layer, and copies both layers
+        ("zero2", 2 * 2048, 1024),
+        ("zero3", 2 * NUMEL // 2, 1024 // 2),
+    ],
+)
+def test_deepspeed_takes_norms_of_copies_in_float64(backend, gradients, largest, monkeypatch):
+    monkeypatch.setattr("benchbox.theory.communication.DEEPSPEED_BUCKET", 0)
+    estimate = without_activations(backend, 2, device="cuda", stepped_size=2, moment_size=2)
+    assert (estimate.moment, estimate.components["workspace"]) == ("clip", 8 * largest)
+    assert estimate.components["gradients"] == gradients
+
+
+@pytest.mark.parametrize(
+    ("backend", "more"),
+    [
+        ("fsdp2", NUMEL // 2),  # the result beside the copy, in place of the gradients that were copied into the input
+        ("zero3", NUMEL),
+    ],
+)
+def test_gloo_copies_the_gradients_that_it_scatters_and_nccl_does_not(backend, more, monkeypatch):
+    monkeypatch.setattr(MODELS[backend], "_finish", lambda _: None)  # clipping needs more than backward here
+    structure = Structure(parameters=(ParameterShape(name="root", shape=(NUMEL,), trains=True, group=0),), layout={"": (0,)})
+    sizes = {"stepped_size": 2, "moment_size": 2}
+    peaks = {
+        device: without_activations(backend, 2, structure, device=device, **sizes).peak_bytes for device in ("cpu", "cuda")
+    }
+    assert peaks["cpu"] == peaks["cuda"] + 2 * more
 
 
 @pytest.mark.parametrize(
