@@ -88,6 +88,18 @@ def test_a_schedule_continues_from_its_state_dict(schedule: str) -> None:
     assert advance(resumed, resumed_schedule, 7) == pytest.approx(whole[5:])
 
 
+def test_a_rate_in_a_tensor_is_set_in_place_when_a_schedule_continues() -> None:
+    """A compiled or captured step reads that tensor."""
+    spec = OptimSpec(lr=1.0, schedule="warmup_cosine", warmup_steps=3, total_steps=12, final_lr=0.1)
+    optimizer, schedule = optimizer_and_schedule(spec)
+    advance(optimizer, schedule, 5)
+    resumed, resumed_schedule = optimizer_and_schedule(spec)
+    rate = resumed.param_groups[0]["lr"] = torch.tensor(77.0)
+    resumed_schedule.load_state_dict(schedule.state_dict())
+    assert resumed.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
 def test_an_unknown_schedule_says_which_there_are() -> None:
     with pytest.raises(ConfigurationError, match=r"did you mean 'constant'"):
         rates(OptimSpec(schedule="constnat"), 1)
