@@ -127,7 +127,7 @@ def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint
         return "it was measured under another memory limit"
     environment = record["environment"] or {}
     if environment.get("benchbox_sha256") != benchbox_sha256():
-        return "benchbox itself has changed since" if "benchbox_sha256" in environment else "an older benchbox measured it"
+        return "benchbox itself has changed since"
     if environment.get("policy_sha256") != policy_fingerprint:
         return f"the sources of policy {record['cell']['policy']} have changed since"
     if environment.get("data_sha256", data) != data:  # older records lack it

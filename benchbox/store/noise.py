@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from benchbox.store.machine_cache import known_fields, read_measurements, write_measurements
 
@@ -27,8 +27,8 @@ class _Entry(TypedDict):
     cell: str
     measured_at: str
     benchbox_version: str
-    runs: NotRequired[list[_RunEntry]]  # entries of earlier versions have none
-    other_runs: NotRequired[list[_RunEntry]]
+    runs: list[_RunEntry]
+    other_runs: list[_RunEntry]
 
 
 _RUNS = ("runs", "other_runs")
@@ -77,7 +77,7 @@ def read_noise(machine: str) -> dict[str, Noise]:
     return {
         name: Noise(
             **known_fields(Noise, entry)
-            | {key: tuple(NoiseRun(**known_fields(NoiseRun, run)) for run in entry.get(key, ())) for key in _RUNS}
+            | {key: tuple(NoiseRun(**known_fields(NoiseRun, run)) for run in entry[key]) for key in _RUNS}
         )
         for name, entry in entries.items()
     }

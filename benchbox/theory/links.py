@@ -86,53 +86,20 @@ class Device:
         return replace(self, flops_per_s=self.float32_flops_per_s)
 
 
-_NCCL = "latency: NCCL, src/graph/tuning.cc, `hwLat`, ring, Simple"
+def _of_nccl(name: str, latency_s: float, bytes_per_s: float, source: str) -> Link:
+    source = f"{source}; latency: NCCL, src/graph/tuning.cc, `hwLat`, ring, Simple"
+    return Link(name=name, latency_s=latency_s, bytes_per_s=bytes_per_s, base_s=NCCL_BASE_S, source=source)
+
 
 LINKS: dict[str, Link] = {
     link.name: link
     for link in (
-        Link(
-            name="nvlink3",
-            latency_s=3.4e-6,
-            bytes_per_s=300e9,
-            base_s=NCCL_BASE_S,
-            source=f"600 GB/s in both directions together: NVIDIA A100 data sheet; {_NCCL}",
-        ),
-        Link(
-            name="nvlink4",
-            latency_s=3.4e-6,
-            bytes_per_s=450e9,
-            base_s=NCCL_BASE_S,
-            source=f"900 GB/s in both directions together: NVIDIA H100 and H200 data sheets; {_NCCL}",
-        ),
-        Link(
-            name="pcie4",
-            latency_s=5.7e-6,
-            bytes_per_s=31.5e9,
-            base_s=NCCL_BASE_S,
-            source=f"16 lanes of 16 GT/s, 128b/130b: PCI Express Base Specification 4.0; {_NCCL}",
-        ),
-        Link(
-            name="pcie5",
-            latency_s=5.7e-6,
-            bytes_per_s=63e9,
-            base_s=NCCL_BASE_S,
-            source=f"16 lanes of 32 GT/s, 128b/130b: PCI Express Base Specification 5.0; {_NCCL}",
-        ),
-        Link(
-            name="infiniband_hdr",
-            latency_s=9.6e-6,
-            bytes_per_s=25e9,
-            base_s=NCCL_BASE_S,
-            source=f"200 Gb/s a port: InfiniBand Trade Association, HDR; {_NCCL}",
-        ),
-        Link(
-            name="infiniband_ndr",
-            latency_s=9.6e-6,
-            bytes_per_s=50e9,
-            base_s=NCCL_BASE_S,
-            source=f"400 Gb/s a port: InfiniBand Trade Association, NDR; {_NCCL}",
-        ),
+        _of_nccl("nvlink3", 3.4e-6, 300e9, "600 GB/s in both directions together: NVIDIA A100 data sheet"),
+        _of_nccl("nvlink4", 3.4e-6, 450e9, "900 GB/s in both directions together: NVIDIA H100 and H200 data sheets"),
+        _of_nccl("pcie4", 5.7e-6, 31.5e9, "16 lanes of 16 GT/s, 128b/130b: PCI Express Base Specification 4.0"),
+        _of_nccl("pcie5", 5.7e-6, 63e9, "16 lanes of 32 GT/s, 128b/130b: PCI Express Base Specification 5.0"),
+        _of_nccl("infiniband_hdr", 9.6e-6, 25e9, "200 Gb/s a port: InfiniBand Trade Association, HDR"),
+        _of_nccl("infiniband_ndr", 9.6e-6, 50e9, "400 Gb/s a port: InfiniBand Trade Association, NDR"),
     )
 }
 
@@ -160,7 +127,7 @@ def collective_time_s(operation: str, count: int, size: int, ranks: int, link: L
     return count * (link.base_s + rounds * (ranks - 1) * link.latency_s) + rounds * share * size / link.bytes_per_s
 
 
-def link_of_fit(name: str, operation: str, ranks: int, *, latency_s: float, bytes_per_s: float, source: str) -> Link:
+def link_of_fit(operation: str, ranks: int, *, latency_s: float, bytes_per_s: float, source: str) -> Link:
     """Return the link on whose ring a call of B bytes among `ranks` takes `latency_s + B / bytes_per_s`.
 
     A measurement at one number of ranks cannot tell the base latency of a call from that of its steps: all of it counts as
@@ -168,7 +135,7 @@ def link_of_fit(name: str, operation: str, ranks: int, *, latency_s: float, byte
     """
     rounds = _rounds(operation)
     return Link(
-        name=name,
+        name=MEASURED,
         latency_s=latency_s / (rounds * (ranks - 1)),
         bytes_per_s=rounds * _share(operation, ranks) * bytes_per_s,
         base_s=0.0,
@@ -184,9 +151,7 @@ def measured_link(backend: str, links: MeasuredLinks) -> MeasuredLink:
         f"typical size the fits are off by up to {error:.0%}; other numbers of ranks take the steps of a ring"
     )
     by_operation = {
-        name: link_of_fit(
-            MEASURED, name, links.ranks, latency_s=times["latency_s"], bytes_per_s=times["bytes_per_s"], source=source
-        )
+        name: link_of_fit(name, links.ranks, latency_s=times["latency_s"], bytes_per_s=times["bytes_per_s"], source=source)
         for name, times in links.collectives.items()
     }
     return MeasuredLink(name=MEASURED, by_operation=by_operation, source=source, error=error)

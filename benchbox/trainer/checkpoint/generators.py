@@ -31,17 +31,14 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set the generators of which there is a state: checkpoints of earlier versions have those of torch alone."""
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
+    """Set the generators to the states of `generator_states`; a training that was saved on a CPU has none of a GPU."""
+    torch.set_rng_state(states["cpu"])
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
-    if "python" in states:
-        version, *words, is_waiting, normal = _PYTHON.unpack(_bytes(states["python"]))
-        random.setstate((version, tuple(words), normal if is_waiting else None))
-    if "numpy" in states:
-        *keys, position, is_waiting, normal = _NUMPY.unpack(_bytes(states["numpy"]))
-        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, int(is_waiting), normal))
+    version, *words, is_waiting, normal = _PYTHON.unpack(_bytes(states["python"]))
+    random.setstate((version, tuple(words), normal if is_waiting else None))
+    *keys, position, is_waiting, normal = _NUMPY.unpack(_bytes(states["numpy"]))
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, int(is_waiting), normal))
 
 
 def _python_state() -> Tensor:

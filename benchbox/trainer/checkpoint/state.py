@@ -91,7 +91,7 @@ def _set_options(optimizer: Optimizer, saved_groups: Sequence[Mapping[str, Any]]
     """Set the options of parameter groups to saved values, in the types that the optimizer has them in."""
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         for name, value in saved.items():
-            if name in group and name not in _RUN_OPTIONS:  # which earlier versions have saved
+            if name in group:
                 current = group[name]
                 if isinstance(current, Tensor):
                     current.fill_(value)

@@ -59,34 +59,13 @@ def write_checkpoint(
     Raises:
         CheckpointError: on every rank, if it cannot be written on one of them.
     """
-    try:
-        _write(folder, contents, group, keep, keep_best, warn)
-    except CheckpointError:  # on all ranks: none writes any more
-        if rank() == 0:  # the reason may be a full disk, and the error is to be reported on it
-            shutil.rmtree(partial_folder(folder, contents.manifest.steps), ignore_errors=True)
-        raise
-
-
-def _write(
-    folder: Path,
-    contents: CheckpointContents,
-    group: dist.ProcessGroup | None,
-    keep: int,
-    keep_best: int,
-    warn: Callable[[str], object],
-) -> None:
     steps = contents.manifest.steps
     partial = partial_folder(folder, steps)
-    _on_all_ranks(group, lambda: begin_checkpoint(folder, steps) if rank() == 0 else None)
-    _on_all_ranks(group, lambda: write_shards(partial / TENSORS, contents.tensors, group))
-    own_files = f"__{rank()}_*"
-    written = _on_all_ranks(
-        group, lambda: (describe_files(partial, (partial / TENSORS).glob(own_files)), contents.trainer["parameters"])
-    )
 
-    def publish() -> None:
-        if rank() != 0:
-            return
+    def describe_own() -> tuple[Any, Any]:
+        return describe_files(partial, (partial / TENSORS).glob(f"__{rank()}_*")), contents.trainer["parameters"]
+
+    def publish(written: list[Any]) -> None:
         entries = {name: entry for _, rank_entries in written for name, entry in rank_entries.items()}
         write_json(partial / TRAINER, contents.trainer | {"parameters": entries}, indent=None)
         files = describe_files(partial, [partial / TENSORS / METADATA, partial / TRAINER])
@@ -98,7 +77,15 @@ def _write(
         publish_checkpoint(folder, steps, warn)
         remove_old_checkpoints(folder, keep, keep_best, warn)
 
-    _on_all_ranks(group, publish)
+    try:
+        _on_all_ranks(group, lambda: begin_checkpoint(folder, steps) if rank() == 0 else None)
+        _on_all_ranks(group, lambda: write_shards(partial / TENSORS, contents.tensors, group))
+        written = _on_all_ranks(group, describe_own)
+        _on_all_ranks(group, lambda: publish(written) if rank() == 0 else None)
+    except CheckpointError:  # on all ranks: none writes any more
+        if rank() == 0:  # the reason may be a full disk, and the error is to be reported on it
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> list[Any]:

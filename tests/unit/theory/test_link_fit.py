@@ -38,13 +38,13 @@ def test_times_that_do_not_grow_have_no_bandwidth() -> None:
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
 def test_a_measured_link_gives_the_fitted_time_at_the_measured_number_of_ranks(operation: str) -> None:
-    link = link_of_fit("measured", operation, 4, latency_s=2e-5, bytes_per_s=3e9, source="here")
+    link = link_of_fit(operation, 4, latency_s=2e-5, bytes_per_s=3e9, source="here")
     assert collective_time_s(operation, 3, 3 * 2**20, 4, link) == pytest.approx(3 * (2e-5 + 2**20 / 3e9))
 
 
 def test_traffic_is_timed_by_the_link_of_each_collective() -> None:
     links = {
-        name: link_of_fit("measured", name, 2, latency_s=0.0, bytes_per_s=speed, source="here")
+        name: link_of_fit(name, 2, latency_s=0.0, bytes_per_s=speed, source="here")
         for name, speed in (("all_gather", 1e9), ("all_reduce", 2e9))
     }
     measured = MeasuredLink(name="measured", by_operation=links, source="here", error=0.1)

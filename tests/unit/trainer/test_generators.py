@@ -33,15 +33,6 @@ def test_the_next_draws_are_those_after_the_state(draws_before: int) -> None:
     assert [draw() for _ in range(3)] == expected
 
 
-def test_a_checkpoint_without_the_states_of_python_and_numpy_leaves_theirs() -> None:
-    states = generator_states(CPU)
-    random.seed(7)
-    expected = random.random()
-    random.seed(7)
-    set_generators({"cpu": states["cpu"]}, CPU)
-    assert random.random() == expected
-
-
 def test_more_ranks_than_were_saved_repeat_their_generators_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = dict.fromkeys(("rng/0/cpu", "rng/1/cpu", "weights/a"))
     keys = []
