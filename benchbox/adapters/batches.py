@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from benchbox.data.order.groups import SampleGroup, generated_group
+from benchbox.data.samples.generated import SAMPLES, GeneratedSource
 from benchbox.data.samples.provenance import Provenance
 from benchbox.errors import ConfigurationError, Problem
 
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Batch
 
-SAMPLES = 4096
-"""Samples in an epoch."""
-
 _KEY = "generated_{}"
 
 
-class GeneratedSamples:
+class GeneratedSamples(GeneratedSource):
     """Samples of a function of (batch size, seed), which is called with size 1 for every sample.
 
     A sample is a function of the cell's seed and its index alone, so that splitting a batch over ranks or accumulation steps
@@ -34,9 +31,6 @@ class GeneratedSamples:
         self._generate = generate
         self._seed = seed
 
-    def __len__(self) -> int:
-        return SAMPLES
-
     @property
     def statistics(self) -> list[dict[str, dict[str, list[float]]]]:
         """Nothing: generated samples are not normalised."""
@@ -46,19 +40,6 @@ class GeneratedSamples:
     def provenance(self) -> Provenance:
         """Nothing: generated samples are of no dataset."""
         return Provenance()
-
-    @property
-    def decoder(self) -> None:
-        """Nothing: no video is decoded."""
-        return
-
-    def groups(self) -> list[SampleGroup]:
-        """One group, in which every sample is an episode of its own."""
-        return [generated_group(SAMPLES)]
-
-    def episode_of(self, index: int) -> int:
-        """Return the index: every sample is an episode of its own."""
-        return index
 
     def sample(self, epoch: int, index: int) -> Batch:
         """Return the tensors of one sample by their position in the structure that the function returns."""

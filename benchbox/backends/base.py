@@ -220,6 +220,7 @@ class Backend(ABC):
         They are masters or, where the backend steps the parameters, these; of sharded ones the part of this rank, possibly
         empty or flat. After writing into them call `refresh_live`.
         """
+        self.reshard()
         names = [name for plan in self._plans for name in plan.names]
         stepping = self.prepared.stepping
         if isinstance(stepping, MasterWeightOptimizer):
@@ -229,6 +230,7 @@ class Backend(ABC):
 
     def refresh_live(self) -> None:
         """Make the next forward pass compute with what was written into `stepped_tensors`. All ranks must call it."""
+        self.reshard()
         if isinstance(self.prepared.stepping, MasterWeightOptimizer):
             self.prepared.stepping.round_into_live()
 

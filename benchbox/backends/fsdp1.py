@@ -105,13 +105,6 @@ class _Fsdp1(Backend):
         state = model_state(model, parts, layout_of)
         return replace(state, frozen={name: shards for name, shards in state.frozen.items() if shards.boxes})
 
-    def stepped_tensors(self) -> dict[str, Tensor]:
-        self.reshard()  # a gathered unit has whole parameters in place of its shards
-        return super().stepped_tensors()
-
-    def refresh_live(self) -> None:
-        self.reshard()  # a unit that forward passes without a backward pass left gathered would not be gathered anew
-
     def reshard(self) -> None:
         """See `Backend.reshard`. FSDP1 keeps what is outside its inner units gathered until the backward, and has no method."""
         for handle in fsdp1_handles(self.prepared.model):

@@ -78,13 +78,6 @@ class Fsdp2(Backend):
         model = self.prepared.model
         return nullcontext() if boundary or not isinstance(model, FSDPModule) else _no_reduction(model)
 
-    def stepped_tensors(self) -> dict[str, Tensor]:
-        self.reshard()  # a gathered unit has whole parameters in place of its shards
-        return super().stepped_tensors()
-
-    def refresh_live(self) -> None:
-        self.reshard()
-
     def reshard(self) -> None:
         """See `Backend.reshard`. FSDP2 keeps its outermost unit gathered until the backward."""
         for module in self.prepared.model.modules():
@@ -100,9 +93,7 @@ class Fsdp2(Backend):
 
     def training_state(self) -> TrainingState:
         model = self.prepared.model
-        for module in model.modules():  # the root stays gathered after a forward pass without a backward pass
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        self.reshard()
         return model_state(model, list(optimizer_parts(model, self.prepared.stepping, _layout_of)), _layout_of)
 
     def mesh(self) -> list[int]:

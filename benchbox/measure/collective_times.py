@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 import torch.distributed as dist
 
-from benchbox.measure.phases import CallbackContext
+from benchbox.measure.phases import CallbackContext, ContextInstrument
 from benchbox.registry.phases import PHASES
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from benchbox.store.rank_result import BlockedTime, CollectiveTimes
 
 _BUFFER = "TORCH_FR_BUFFER_SIZE"
@@ -44,7 +42,7 @@ def enable_recording() -> None:
         os.environ.setdefault(_BUFFER, str(_ENTRIES))
 
 
-class CollectiveClock:
+class CollectiveClock(ContextInstrument):
     """Instrument that notes when steps and phases begin and end, when this rank waits, and how long it lacked a core."""
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +52,7 @@ class CollectiveClock:
         elif device.type == "cuda":
             self.reason = _CUDA
         self._steps: list[tuple[int, int]] = []  # ns of the system's clock, as in the flight recorder
-        self._phases: list[tuple[int, str, int, int]] = []  # step, name, start, end
+        self._intervals: list[tuple[int, str, int, int]] = []  # of phases: step, name, start, end
         self._waits: list[tuple[int, int]] = []
         self._core_waits_ns: list[int] = []
         self._schedstat = _open_schedstat()
@@ -63,13 +61,7 @@ class CollectiveClock:
             0  # on the run queue: before the step and in its waits; before the wait for data
         )
         self._step = CallbackContext(self._begin_step, self._end_step)
-        self._contexts = {name: self._context(name) for name in PHASES}
-
-    def step(self) -> AbstractContextManager[None]:
-        return self._step
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._contexts[name]
+        self._phases = {name: self._context(name) for name in PHASES}
 
     def __enter__(self) -> Self:
         """Begin to time `Work.wait`."""
@@ -104,7 +96,7 @@ class CollectiveClock:
     def _blocked(self, number: int, arrivals: list[tuple[str, int]]) -> list[BlockedTime]:
         """Return the intervals of a step in which the rank was blocked, in the order of the phases."""
         blocked: list[BlockedTime] = []
-        for step, name, start, end in self._phases:
+        for step, name, start, end in self._intervals:
             if step != number:
                 continue
             waits = [[begin, done] for begin, done in self._waits if start <= begin <= end]
@@ -130,7 +122,7 @@ class CollectiveClock:
     def _context(self, name: str) -> CallbackContext:
         def leave(failed: bool) -> None:
             if not failed:
-                self._phases.append((len(self._steps), name, self._phase_start, time.time_ns()))
+                self._intervals.append((len(self._steps), name, self._phase_start, time.time_ns()))
 
         def leave_data_wait(failed: bool) -> None:
             self._queued_ns += self._run_queue_ns() - self._data_queued_ns

@@ -17,7 +17,7 @@ from benchbox.registry.phases import COMPILATION, RankState
 from benchbox.registry.phases import PHASES as PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -32,19 +32,24 @@ class Instrument(Protocol):
         """Return the context of one phase, whose name is one of `PHASES`."""
 
 
-_NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
+class ContextInstrument:
+    """Instrument with one reusable context for steps and one for each phase, which its constructor makes."""
 
-
-class _NullInstrument:
-    """Returns the same empty context for every step and phase."""
-
-    __slots__ = ()
+    _step: AbstractContextManager[None]
+    _phases: Mapping[str, AbstractContextManager[None]]
 
     def step(self) -> AbstractContextManager[None]:
-        return _NULL_CONTEXT
+        return self._step
 
-    def phase(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        return _NULL_CONTEXT
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._phases[name]
+
+
+class _NullInstrument(ContextInstrument):
+    """Returns the same empty context for every step and phase."""
+
+    _step = nullcontext()
+    _phases = dict.fromkeys(PHASES, _step)
 
 
 NONE: Instrument = _NullInstrument()
@@ -118,7 +123,7 @@ def device_timer(device: torch.device) -> Any:
     return _CudaTimer if device.type == "cuda" else _HostTimer
 
 
-class PhaseClock:
+class PhaseClock(ContextInstrument):
     """Times steps and phases: by CUDA events on a CUDA device, by the host clock elsewhere.
 
     A step lasts from its beginning to its end. What the caller does between two steps, such as reporting progress, is not part
@@ -134,12 +139,6 @@ class PhaseClock:
         self._completed: list[tuple[Any, Any, list[tuple[int, Any, Any]]]] = []
         self._step = CallbackContext(self._begin_step, self._end_step)
         self._phases = {name: self._context(index) for index, name in enumerate(PHASES)}
-
-    def step(self) -> AbstractContextManager[None]:
-        return self._step
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._phases[name]
 
     def drain(self) -> StepTimes:
         """Return the times of all steps since the last call, in order. Synchronizes with the device once."""
@@ -181,7 +180,7 @@ def _ignore(state: RankState) -> None:
     pass
 
 
-class ProgressTracker:
+class ProgressTracker(ContextInstrument):
     """Instrument that tracks the stage, step and phase of the main thread, for a heartbeat thread to read.
 
     `state` is replaced as one object, so that a reader never sees half an update. After an exception it stays where the
@@ -220,12 +219,6 @@ class ProgressTracker:
         """Return to the phase in which the compilation began."""
         self._set_step(self.state.step, self._compiled_in)
 
-    def step(self) -> AbstractContextManager[None]:
-        return self._step
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._phases[name]
-
     def _context(self, name: str) -> CallbackContext:
         return CallbackContext(lambda: self._set_step(self.state.step, name), self._end)
 
@@ -245,18 +238,12 @@ class ProgressTracker:
             self._set_step(self.state.step, None)
 
 
-class CombinedInstrument:
+class CombinedInstrument(ContextInstrument):
     """Several instruments as one: entered in order, left in reverse order."""
 
     def __init__(self, *instruments: Instrument) -> None:
         self._step = self._combine([instrument.step() for instrument in instruments])
         self._phases = {name: self._combine([instrument.phase(name) for instrument in instruments]) for name in PHASES}
-
-    def step(self) -> AbstractContextManager[None]:
-        return self._step
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._phases[name]
 
     @staticmethod
     def _combine(contexts: list[AbstractContextManager[None]]) -> AbstractContextManager[None]:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch._C._autograd import DeviceType
 from torch.profiler import record_function
 
-from benchbox.measure.phases import CallbackContext
+from benchbox.measure.phases import CallbackContext, ContextInstrument
 from benchbox.measure.towers import ANNOTATION as TOWER
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
     from benchbox.measure.towers import TowerTracker
     from benchbox.store.rank_profile import OperatorTime
@@ -28,18 +27,12 @@ _NODE = "autograd::engine::evaluate_function: "
 _BACKWARD_SCOPE = 1  # at::RecordScope::BACKWARD_FUNCTION
 
 
-class TraceInstrument:
+class TraceInstrument(ContextInstrument):
     """Instrument that annotates steps and phases for torch's profiler."""
 
     def __init__(self) -> None:
         self._step = _annotation(STEP)
         self._phases = {name: _annotation(f"{PHASE}{name}") for name in PHASES}
-
-    def step(self) -> AbstractContextManager[None]:
-        return self._step
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._phases[name]
 
 
 def _annotation(name: str) -> CallbackContext:

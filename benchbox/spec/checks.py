@@ -17,9 +17,10 @@ from benchbox.spec.matrix import describe, matches, to_yaml_word
 from benchbox.spec.threshold import FASTEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from benchbox.registry.policies import PolicyEntry
+    from benchbox.spec.cell import DataSpec
     from benchbox.spec.matrix import Matrix
     from benchbox.spec.source import Keys, Source
 
@@ -128,6 +129,11 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
     cells = list(matrix.cells())
     if not cells:
         return [Problem(source.where(("exclude",), key=True), "every cell is excluded")]
+    return [*check_policies(cells, matrix.data, source, policies), *_check_selections(cells, matrix, source)]
+
+
+def check_policies(cells: Sequence[Cell], data: DataSpec, source: Source, policies: Mapping[str, PolicyEntry]) -> list[Problem]:
+    """Return the problems of sizes, data, attention kernels and modes that policies of these cells do not have."""
     problems = []
     for policy, size in dict.fromkeys((cell.policy, cell.size) for cell in cells):
         presets = policies[policy].presets
@@ -136,13 +142,18 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
             problems.append(Problem(where, f"policy {policy} has no size {size!r}", did_you_mean(size, presets)))
         elif refusal := name_refusal(policies[policy], size):
             problems.append(Problem(_position_of(source, "policy", policy), *refusal))
-        elif refusal := data_refusal(policies[policy], size, matrix.data.kind):
+        elif refusal := data_refusal(policies[policy], size, data.kind):
             problems.append(Problem(source.where(("data",)), *refusal))
     for policy, attention in dict.fromkeys((cell.policy, cell.attention) for cell in cells):
         if refusal := attention_refusal(policies[policy], attention):
             problems.append(Problem(_position_of(source, "attention", attention, policy), *refusal))
-    refusals = (mode_refusal(policies[policy], matrix.data.mode) for policy in dict.fromkeys(cell.policy for cell in cells))
-    problems += [Problem(source.where(("data", "mode")), *refusal) for refusal in refusals if refusal]
+    refusals = (mode_refusal(policies[policy], data.mode) for policy in dict.fromkeys(cell.policy for cell in cells))
+    return [*problems, *(Problem(source.where(("data", "mode")), *refusal) for refusal in refusals if refusal)]
+
+
+def _check_selections(cells: list[Cell], matrix: Matrix, source: Source) -> list[Problem]:
+    """Return the problems of `reference`, `exclude` and thresholds that select no cell."""
+    problems = []
     selections: list[tuple[Keys, Mapping[str, Any], list[Cell]]] = [(("reference",), matrix.reference, cells)]
     for index, threshold in enumerate(matrix.thresholds):
         keys: Keys = ("thresholds", index, "where")

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from benchbox.errors import ConfigurationError, Problem
-from benchbox.registry.adapted_names import data_refusal, name_refusal
-from benchbox.registry.attention import attention_refusal, default_attention
+from benchbox.registry.attention import default_attention
 from benchbox.registry.backends import backend_info
-from benchbox.registry.modes import mode_refusal
-from benchbox.registry.names import did_you_mean
 from benchbox.registry.refusals import fields_refusal
 from benchbox.registry.trackers import INSTALL, TRACKERS
 from benchbox.spec.audit_section import AuditSection
 from benchbox.spec.cell import Cell
-from benchbox.spec.checks import REQUIRED
+from benchbox.spec.checks import REQUIRED, check_policies
 from benchbox.spec.data_checks import check_data
 from benchbox.spec.files import TRAINING_FILES, find_file
 from benchbox.spec.load import data_spec
@@ -35,7 +32,7 @@ from benchbox.spec.types import Count, Strict, check_name, refusal
 from benchbox.spec.validation_section import ValidationSection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from benchbox.spec.measured_setup import MeasuredSetup
 
@@ -168,40 +165,14 @@ def load_train(
         problems += problems_of(error, TrainFile, source, problems)
     problems += [Problem(source.where(()), f"training needs {key}") for key in REQUIRED if key not in source.values]
     problems += check_data(source)
-    if parsed is not None and parsed.checkpoint.keep_best is not None:
-        where, every = source.where(("checkpoint", "keep_best")), parsed.validation.every
-        if not every:
-            problems.append(
-                Problem(where, "keep_best needs a validation that scores checkpoints", "add validation, or remove it")
-            )
-        elif not parsed.checkpoint.every:
-            message = "keep_best chooses among checkpoints, and checkpoint.every is 0"
-            problems.append(Problem(where, message, "save some, or remove it"))
-        elif parsed.checkpoint.every % every:
-            message = (
-                f"keep_best needs a validation at every checkpoint, and {parsed.checkpoint.every} is no multiple of {every}"
-            )
-            problems.append(Problem(where, message, "make checkpoint.every a multiple of validation.every"))
-    if parsed is not None and (given := parsed.validation.model_fields_set) and "every" not in given:
-        hint = "give validation.every, the steps between validations; 0 for none"
-        problems.append(Problem(source.where(("validation",), key=True), "nothing is validated without every", hint))
+    if parsed is not None:
+        problems += _check_validation(parsed, source)
     if parsed is None or problems:
         raise ConfigurationError(in_order(problems))
-    entry = policies[parsed.explicit_values()["policy"]]
-    attention = {"attention": default_attention(entry)}
+    attention = {"attention": default_attention(policies[parsed.explicit_values()["policy"]])}
     data = data_spec(parsed.data) if measured is None or "data" in source.values else measured.cell.data
     cell = Cell(**(attention | parsed.explicit_values()), data=data, optim=optim_spec(parsed.optim))
-    if cell.size not in (presets := entry.presets):
-        message = f"policy {cell.policy} has no size {cell.size!r}"
-        problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
-    elif refusal := name_refusal(entry, cell.size):
-        problems.append(Problem(source.where(("policy",)), *refusal))
-    elif refusal := data_refusal(entry, cell.size, cell.data.kind):
-        problems.append(Problem(source.where(("data",)), *refusal))
-    if refusal := attention_refusal(entry, cell.attention):
-        problems.append(Problem(source.where(("attention",)), *refusal))
-    if refusal := mode_refusal(entry, cell.data.mode):
-        problems.append(Problem(source.where(("data", "mode")), *refusal))
+    problems += check_policies([cell], cell.data, source, policies)
     if parsed.validation.weights == "averages" and cell.optim.ema_decay is None:
         hint = "set optim.ema_decay, or leave out validation.weights"
         problems.append(Problem(source.where(("validation", "weights")), "there are no averages of the weights", hint))
@@ -225,6 +196,23 @@ def load_train(
         **{name: getattr(parsed, name) for name in SECTIONS},
         policy_dirs=tuple(policy_dirs),
     )
+
+
+def _check_validation(parsed: TrainFile, source: Source) -> Iterator[Problem]:
+    """Yield what validations lack, alone or to choose the best checkpoints."""
+    saved, every = parsed.checkpoint.every, parsed.validation.every
+    if parsed.checkpoint.keep_best is not None:
+        where = source.where(("checkpoint", "keep_best"))
+        if not every:
+            yield Problem(where, "keep_best needs a validation that scores checkpoints", "add validation, or remove it")
+        elif not saved:
+            yield Problem(where, "keep_best chooses among checkpoints, and checkpoint.every is 0", "save some, or remove it")
+        elif saved % every:
+            message = f"keep_best needs a validation at every checkpoint, and {saved} is no multiple of {every}"
+            yield Problem(where, message, "make checkpoint.every a multiple of validation.every")
+    if (given := parsed.validation.model_fields_set) and "every" not in given:
+        hint = "give validation.every, the steps between validations; 0 for none"
+        yield Problem(source.where(("validation",), key=True), "nothing is validated without every", hint)
 
 
 def schedule_note(config: TrainConfig) -> str | None:

@@ -9,14 +9,13 @@ import torch
 import torch.distributed as dist
 
 from benchbox.measure.memory import peak_memory, reset_peak_memory
-from benchbox.measure.phases import NONE, CallbackContext, device_timer
+from benchbox.measure.phases import NONE, PHASES, CallbackContext, ContextInstrument, device_timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
 
-class DataWaitClock:
+class DataWaitClock(ContextInstrument):
     """Instrument that times how long a step waits for its batches, as `PhaseClock` does. All other phases cost nothing.
 
     On a CUDA device that is the time in which its stream idled for lack of a batch: the host runs ahead, and waits for the
@@ -28,13 +27,8 @@ class DataWaitClock:
         self._waits: list[list[tuple[Any, Any]]] = []  # (start, end) of each wait, by step
         self._start: Any = None
         self._step = CallbackContext(self._begin_step, lambda _: None)
-        self._wait = CallbackContext(self._begin_wait, self._end_wait)
-
-    def step(self) -> AbstractContextManager[None]:
-        return self._step
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._wait if name == "data_wait" else NONE.phase(name)
+        nothing = {name: NONE.phase(name) for name in PHASES}
+        self._phases = nothing | {"data_wait": CallbackContext(self._begin_wait, self._end_wait)}
 
     def drain(self) -> list[float]:
         """Return the seconds of each step since the last call. Synchronizes with the device once."""

@@ -58,14 +58,21 @@ class DatasetMetadata:
 
     root: Path
     info: dict[str, Any]
-    fps: float
-    features: dict[str, dict[str, Any]]
     tasks: dict[int, str]
     tasks_file: Path
     subtasks: dict[int, str]
     episodes: tuple[Episode, ...]
     statistics: Statistics
     shares_files: bool = False
+
+    @property
+    def fps(self) -> float:
+        return float(self.info["fps"])
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        features: dict[str, dict[str, Any]] = self.info["features"]
+        return features
 
 
 def find_data_files(root: Path) -> list[Path]:

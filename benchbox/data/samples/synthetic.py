@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from benchbox.data.order.groups import generated_group
 from benchbox.data.order.randomness import CONTENT, draw_random_fields, generator
+from benchbox.data.samples.generated import GeneratedSource
 from benchbox.data.samples.provenance import Provenance
 from benchbox.data.text.prompt import ByteTokenizer, encode_cues
 from benchbox.spec.datasets import UNKNOWN
@@ -16,11 +16,7 @@ from benchbox.spec.datasets import UNKNOWN
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchbox.data.order.groups import SampleGroup
     from benchbox.registry.contracts import BatchSpec
-
-SAMPLES = 4096
-"""Samples in an epoch."""
 
 # Remainders of the index modulo 3: a sample with a subgoal but without a response, and one at the start of an episode, with
 # neither history nor memory. Every sample has some text to learn.
@@ -41,7 +37,7 @@ _UNIFORM_STATISTICS = {
 }  # of the uniform distribution on [-1, 1)
 
 
-class SyntheticSamples:
+class SyntheticSamples(GeneratedSource):
     """Dataset of noise: every camera, frame and dimension is real; state and action are uniform on [-1, 1).
 
     Fields that a sample may lack are masked in some samples, depending on their index.
@@ -51,9 +47,6 @@ class SyntheticSamples:
         self.spec = spec
         self.seed = seed
         self._cue_tokens = encode_cues(spec, ByteTokenizer(spec.text_vocab)) if spec.cues else {}
-
-    def __len__(self) -> int:
-        return SAMPLES
 
     @property
     def statistics(self) -> list[dict[str, dict[str, list[float]]]]:
@@ -67,19 +60,6 @@ class SyntheticSamples:
     def provenance(self) -> Provenance:
         """One dataset without episodes of a robot."""
         return Provenance(("synthetic",), ("synthetic",), (UNKNOWN,))
-
-    @property
-    def decoder(self) -> None:
-        """Nothing: no video is decoded."""
-        return
-
-    def groups(self) -> list[SampleGroup]:
-        """One group, in which every sample is an episode of its own."""
-        return [generated_group(SAMPLES)]
-
-    def episode_of(self, index: int) -> int:
-        """Return the index: every sample is an episode of its own."""
-        return index
 
     def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
         """Return a row of the batch table. Only the fields from `draw_random_fields` depend on the epoch."""

@@ -39,9 +39,8 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     Raises:
         DataError: a file is missing or damaged.
     """
-    features: dict[str, dict[str, Any]] = info["features"]
     tasks = root / "meta/tasks.jsonl"
-    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
+    videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     episodes: list[Episode] = []
     path = root / "meta/episodes.jsonl"
     rows = [(whole_number(row, "episode_index", str(path)), row) for row in read_json_lines(path)]
@@ -68,8 +67,6 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     return DatasetMetadata(
         root=root,
         info=info,
-        fps=float(info["fps"]),
-        features=features,
         tasks={whole_number(row, "task_index", str(tasks)): text(row, "task", str(tasks)) for row in read_json_lines(tasks)},
         tasks_file=tasks,
         subtasks=read_subtasks(root),

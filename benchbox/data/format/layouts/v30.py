@@ -37,9 +37,8 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     Raises:
         DataError: a file is missing or damaged.
     """
-    features: dict[str, dict[str, Any]] = info["features"]
     tasks = root / "meta/tasks.parquet"
-    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
+    videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
 
     columns = ["episode_index", "tasks", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
     for video in videos:
@@ -77,8 +76,6 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     return DatasetMetadata(
         root=root,
         info=info,
-        fps=float(info["fps"]),
-        features=features,
         tasks=read_texts(tasks, "task_index"),
         tasks_file=tasks,
         subtasks=read_subtasks(root),
