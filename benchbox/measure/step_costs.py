@@ -112,10 +112,10 @@ def _classify(operation: Any, args: tuple[Any, ...], result: Any) -> tuple[str, 
         dtype = TF32
     if name in _FACTORS:
         left, right = (args[index] for index in _FACTORS[name])
-        return dtype, shape_class(1, left.shape[0], right.shape[1], left.shape[1])
+        return dtype, shape_class(left.shape[0], right.shape[1], left.shape[1])
     if name.startswith("convolution"):
         weight, output = (args[1], result) if name == "convolution" else (args[2], args[0])
-        return dtype, shape_class(1, output.numel() // output.shape[1], weight.shape[0], math.prod(weight.shape[1:]))
+        return dtype, shape_class(output.numel() // output.shape[1], weight.shape[0], math.prod(weight.shape[1:]))
     return dtype, "batched"
 
 

@@ -14,8 +14,6 @@ SHAPE_CLASSES: dict[ShapeClass, str] = {
 _LARGE = 512
 
 
-def shape_class(batch: int, rows: int, columns: int, inner: int) -> ShapeClass:
-    """Return the class of `batch` products of (rows, inner) with (inner, columns)."""
-    if batch > 1:
-        return "batched"
+def shape_class(rows: int, columns: int, inner: int) -> ShapeClass:
+    """Return the class of one product of (rows, inner) with (inner, columns)."""
     return "large" if min(rows, columns, inner) >= _LARGE else "thin"

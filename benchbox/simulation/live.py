@@ -121,7 +121,7 @@ class EpisodeInputs:
         self._episode = episode
         self._number = number
         self._fields = inputs.spec.fields(acting=True)
-        self._samples = DatasetSamples(episode, inputs.spec, inputs.seed, inputs.tokenizer, train_fast=False)
+        self._samples = DatasetSamples(episode, inputs.spec, inputs.seed, inputs.tokenizer)
 
     def append(self, observations: Sequence[EnvironmentFrame]) -> None:
         """Add the newest frames."""

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _FSDP1_ALIGNMENT_BYTES = 16  # torch.distributed.fsdp._flat_param, with use_orig_params
+_FIRST_BUCKET, _BUCKET = 2**20, 25 * 2**20  # bytes at which DDP closes its buckets by default
 
 
 def round_up(numel: int, multiple: int) -> int:
@@ -38,19 +39,19 @@ def zero_group_numel(numels: Iterable[int], shards: int) -> int:
     return round_up(sum(numels), 2 * shards)
 
 
-def ddp_buckets(sizes: Iterable[int], first_limit: int = 2**20, limit: int = 25 * 2**20) -> list[int]:
+def ddp_buckets(sizes: Iterable[int]) -> list[int]:
     """Return the bytes of DDP's buckets for gradients in the order in which they are complete.
 
     A bucket is closed by the gradient that reaches the limit; the first has a lower one, so that reduction begins early
     (torch.csrc.distributed.c10d.reducer, `compute_bucket_assignment_by_size`).
     """
     buckets: list[int] = []
-    current, bound = 0, first_limit
+    current, limit = 0, _FIRST_BUCKET
     for size in sizes:
         current += size
-        if current >= bound:
+        if current >= limit:
             buckets.append(current)
-            current, bound = 0, limit
+            current, limit = 0, _BUCKET
     return [*buckets, current] if current else buckets
 
 

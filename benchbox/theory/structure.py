@@ -82,21 +82,6 @@ class Timeline:
         """The numbers of the parameters in the order in which their gradients are complete."""
         return tuple(event.size for event in self.events if event.kind == "gradient")
 
-    @property
-    def activation_peak_bytes(self) -> int:
-        """The most activations that live at once, without sharding."""
-        return max(accumulate_activations(self), default=0)
-
-
-def accumulate_activations(timeline: Timeline) -> list[int]:
-    """Return the bytes of activations after every event that changes them."""
-    current, course = 0, []
-    for event in timeline.events:
-        if event.kind in ("allocate", "free"):
-            current += event.size if event.kind == "allocate" else -event.size
-            course.append(current)
-    return course
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:

@@ -15,11 +15,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import default_collate
 
 from benchbox.data import open_dataset
+from benchbox.data.loading.loader import open_samples
 from benchbox.data.normalisation import EPS, Normaliser
 from benchbox.data.sample import sample_path
-from benchbox.data.samples.windows import DatasetSamples
 from benchbox.data.text.prompt import encode_prompt
 from benchbox.data.text.tokenizer import FileTokenizer
+from benchbox.spec.cell import DataSpec
 from tests.parity.lerobot import VERSION, requires_lerobot, run_script
 from tests.parity.pi import PRESETS, build_pi, lerobot_sizes, network_pixels
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from benchbox.data.loading.loader import SampleSource
     from benchbox.registry.contracts import Batch, Policy
     from tests.parity.table import ParityTable
 
@@ -91,10 +93,9 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def dataset_samples(policy: Policy, folder: Path, image_size: int = 64) -> DatasetSamples:
+def dataset_samples(policy: Policy, folder: Path, image_size: int = 64) -> SampleSource:
     spec = replace(policy.batch_spec(), cameras=2, image_size=(image_size, image_size))
-    tokenizer = folder / TOKENIZER / "tokenizer.json"
-    return DatasetSamples(open_dataset(sample_path()), spec, seed=0, tokenizer=tokenizer)
+    return open_samples(DataSpec(kind="sample", tokenizer=str(folder / TOKENIZER)), spec, 0)
 
 
 def make_samples(policy: Policy, folder: Path, image_size: int = 64) -> Batch:

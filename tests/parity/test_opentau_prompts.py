@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from benchbox.data.dataset.lerobot import open_dataset
-from benchbox.data.samples.windows import DatasetSamples
+from benchbox.data.loading.loader import open_samples
 from benchbox.data.text.prompt import BOS, EOS
 from benchbox.registry.contracts import Axes
+from benchbox.spec.cell import DataSpec
 from tests.parity.opentau import (
     ACTING,
 )
@@ -81,7 +82,7 @@ def test_the_sequence_of_a_dataset_reads_as_that_of_opentau(dataset, name):
     if name in ("pi07_low_level", "pi07_paligemma", "pi07_high_level"):
         config = replace(config, metadata_tokens=20)
     policy = type(policy)(config, Axes()).eval()
-    samples = DatasetSamples(data, policy.batch_spec(), seed=0)
+    samples = open_samples(DataSpec(kind="lerobot", path=str(data.root)), policy.batch_spec(), 0)
     policy.load_statistics(samples.statistics)
     stats = data.statistics[STATE]
     for index in range(4):

@@ -13,7 +13,7 @@ from benchbox.data.order.groups import SampleGroup
 from benchbox.data.order.spacing import evenly_distributed
 from benchbox.data.samples.provenance import Provenance
 from benchbox.data.samples.selection import FrameSelection, check_not_empty, count_frames, select_frames, used_episodes
-from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership
+from benchbox.data.samples.windows import DatasetSamples, Membership
 from benchbox.data.text.fast import FastTokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from benchbox.data.format.metadata import Statistics
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.datasets import DatasetSpec
+
+
+FAST_CHUNKS = 2048  # for the training of the FAST tokenizer, evenly distributed over what is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class MixtureSamples:
         lengths = [len(member.dataset) for member in members]
         self._starts = [0, *np.cumsum(lengths).tolist()]
         self._parts = [
-            DatasetSamples(member.dataset, spec, seed, tokenizer, membership=self._membership(number), train_fast=False)
+            DatasetSamples(member.dataset, spec, seed, tokenizer, membership=self._membership(number))
             for number, member in enumerate(members)
         ]
         self.fast = fast

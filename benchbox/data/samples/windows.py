@@ -12,10 +12,8 @@ from benchbox.data.format.layouts.v2 import V21
 from benchbox.data.format.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
 from benchbox.data.order.randomness import draw_random_fields
-from benchbox.data.order.spacing import evenly_distributed
 from benchbox.data.samples.texts import FrameTexts
 from benchbox.data.samples.window_images import WindowImages
-from benchbox.data.text.fast import FastTokenizer
 from benchbox.data.text.prompt import pad_tokens, state_bins
 from benchbox.errors import DataError
 from benchbox.spec.datasets import is_camera
@@ -27,9 +25,8 @@ if TYPE_CHECKING:
 
     from benchbox.data.dataset.lerobot import LeRobotDataset
     from benchbox.data.format.metadata import Episode, Statistics
+    from benchbox.data.text.fast import FastTokenizer
     from benchbox.registry.contracts import Batch, BatchSpec, NormalisationMode
-
-FAST_CHUNKS = 2048  # for the training of the FAST tokenizer, evenly distributed over the dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +58,7 @@ class DatasetSamples:
 
     Args:
         tokenizer: a `tokenizer.json`; without one every byte is a token.
-        membership: in the mixture that the samples are part of.
-        train_fast: whether to train a FAST tokenizer on this dataset alone. The samples of a mixture share one: `fast`.
+        membership: in the mixture that the samples are part of, which also sets their FAST tokenizer `fast`.
 
     Raises:
         DataError: the dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
@@ -77,7 +73,6 @@ class DatasetSamples:
         tokenizer: Path | None = None,
         *,
         membership: Membership = Membership(),
-        train_fast: bool = True,
     ) -> None:
         self.dataset = dataset
         self.spec = spec
@@ -96,9 +91,6 @@ class DatasetSamples:
         self.fast: FastTokenizer | None = None
         if spec.fast_tokens:
             self._action_affine = self._normalisation(ACTION, "min_max")
-            if train_fast:
-                indices = evenly_distributed(len(dataset), FAST_CHUNKS)
-                self.fast = FastTokenizer.train(map(self.chunk, indices), horizon=spec.horizon, vocab=spec.fast_vocab)
 
     def __len__(self) -> int:
         return len(self.dataset)

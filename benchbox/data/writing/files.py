@@ -98,11 +98,6 @@ class CameraFiles:
         """Append a frame to the current episode, (H, W, 3) uint8."""
         self._raw_frames.write(image.tobytes())
 
-    def discard(self) -> None:
-        """Discard the frames of the current episode."""
-        self._raw_frames.seek(0)
-        self._raw_frames.truncate()
-
     def save_episode(self) -> tuple[WrittenVideo, np.ndarray]:
         """Encode the current episode, and return its video and the histogram of its pixels."""
         if self._writer is None or self._writer.encoded_bytes >= self._limit_bytes:
@@ -120,7 +115,8 @@ class CameraFiles:
             counts += statistics.pixel_histogram(image)
             self._writer.add(image, key_frame=key_frame)
             key_frame = False
-        self.discard()
+        self._raw_frames.seek(0)
+        self._raw_frames.truncate()
         self.histogram += counts
         return WrittenVideo(self._file_number, start_s, self._writer.time_s), counts
 

@@ -27,7 +27,7 @@ LAYOUTS = {layout.version: layout for layout in (v30.LAYOUT, v2.LAYOUT)}
 
 
 class LeRobotWriter:
-    """Writer of a dataset, frame by frame: `add_frame` until `save_episode` (or `discard_episode`), and `close` at the end.
+    """Writer of a dataset, frame by frame: `add_frame` until `save_episode`, and `close` at the end.
 
     It writes into a hidden folder beside `root`, which `close` renames to `root`: an interrupted recording leaves no incomplete
     dataset. As a context manager it calls `close`, or `abort` if the block raises an exception.
@@ -108,12 +108,6 @@ class LeRobotWriter:
         for name, camera in self._cameras.items():  # after all checks, so that a rejected frame is added to no camera
             camera.add(row.pop(name))
         self._rows.append(row)
-
-    def discard_episode(self) -> None:
-        """Discard the frames of the current episode."""
-        self._rows.clear()
-        for camera in self._cameras.values():
-            camera.discard()
 
     def save_episode(self) -> None:
         """Write the current episode to the dataset."""

@@ -146,7 +146,7 @@ def test_the_inputs_of_a_frame_are_those_of_the_same_frame_in_training() -> None
     for index in range(frame + 1):
         images = {camera: dataset.pixels(camera, index) for camera in inputs.cameras}
         live.append([EnvironmentFrame(dataset.column("observation.state", index, index + 1)[0], images)])
-    expected = DatasetSamples(dataset, spec, 3, train_fast=False).sample(0, frame)
+    expected = DatasetSamples(dataset, spec, 3).sample(0, frame)
     row = live.row()
     assert {"images", "state", "noise", "prompt_tokens"} <= row.keys()
     assert "action" not in row

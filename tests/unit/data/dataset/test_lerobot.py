@@ -351,20 +351,6 @@ def test_features_that_cannot_be_stored_are_refused(tmp_path, feature, says):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_discarded_episodes_leave_no_trace(tmp_path):
-    frame = blank_frame()
-    white = frame | {"observation.images.front": np.full((32, 48, 3), 255, np.uint8)}
-    with LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test") as writer:
-        writer.add_frame(white, task="failed")
-        writer.discard_episode()
-        writer.add_frame(frame, task="solved")
-        writer.save_episode()
-    ds = open_dataset(tmp_path / "new")
-    assert len(ds) == 1
-    assert ds.tasks == ("solved",)
-    assert ds[0]["observation.images.front"].max() < 16
-
-
 def test_an_existing_folder_is_never_written_to(dataset_root):
     with pytest.raises(DataError, match="exists already"):
         LeRobotWriter(dataset_root, fps=10, features=FEATURES, robot_type="test")

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from benchbox.data import open_dataset
+from benchbox.data.loading.loader import open_samples
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.data.text.fast import FastTokenizer
 from benchbox.errors import ConfigurationError
+from benchbox.spec.cell import DataSpec
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_frames_of_an_episode_read_at_once_have_the_chunks_of_single_ones(datase
 
 
 def test_fast_tokens_stand_for_the_normalised_chunk(dataset_root, spec):
-    samples = DatasetSamples(open_dataset(dataset_root), replace(spec, fast_tokens=40), seed=0)
+    samples = open_samples(DataSpec(kind="lerobot", path=str(dataset_root)), replace(spec, fast_tokens=40), 0)
     sample = samples.sample(0, 22)
     ids = sample["fast_tokens"][sample["fast_mask"]].tolist()
     assert sample["fast_tokens"][~sample["fast_mask"]].unique().tolist() == [255]
@@ -66,9 +68,8 @@ def test_fast_tokens_stand_for_the_normalised_chunk(dataset_root, spec):
 
 
 def test_fast_tokens_that_do_not_fit_are_counted(dataset_root, spec):
-    dataset = open_dataset(dataset_root)
-    complete = DatasetSamples(dataset, replace(spec, fast_tokens=40), seed=0).sample(0, 2)
-    cut = DatasetSamples(dataset, replace(spec, fast_tokens=1), seed=0).sample(0, 2)
+    data = DataSpec(kind="lerobot", path=str(dataset_root))
+    complete, cut = (open_samples(data, replace(spec, fast_tokens=tokens), 0).sample(0, 2) for tokens in (40, 1))
     wanted = int(complete["fast_mask"].sum())
     assert wanted > 1
     assert int(cut["fast_truncated"]) == wanted - 1
@@ -76,7 +77,8 @@ def test_fast_tokens_that_do_not_fit_are_counted(dataset_root, spec):
 
 
 def test_chunks_are_trained_on_in_a_fixed_order(dataset_root, spec):
-    tokenizer, another = (DatasetSamples(open_dataset(dataset_root), spec, seed=seed).fast for seed in (0, 1))
+    data = DataSpec(kind="lerobot", path=str(dataset_root))
+    tokenizer, another = (open_samples(data, spec, seed).fast for seed in (0, 1))
     assert isinstance(tokenizer, FastTokenizer)
     chunk = np.linspace(-1, 1, 10).reshape(5, 2)
     assert tokenizer.encode(chunk) == another.encode(chunk)

@@ -11,7 +11,7 @@ import torch
 
 from benchbox.data import open_dataset
 from benchbox.data.dataset.frame_images import letterbox
-from benchbox.data.loading.loader import open_stream
+from benchbox.data.loading.loader import open_samples, open_stream
 from benchbox.data.samples.windows import DatasetSamples
 from benchbox.data.text.prompt import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
@@ -113,14 +113,14 @@ def test_dataset_and_synthetic_samples_have_the_same_table(dataset_root, full_sp
     def table(sample):
         return {name: (value.shape, value.dtype) for name, value in sample.items()}
 
-    assert table(DatasetSamples(open_dataset(dataset_root), full_spec, seed=0).sample(0, 0)) == table(
-        SyntheticSamples(full_spec, seed=0).sample(0, 0)
-    )
+    samples = open_samples(DataSpec(kind="lerobot", path=str(dataset_root)), full_spec, 0)
+    assert table(samples.sample(0, 0)) == table(SyntheticSamples(full_spec, seed=0).sample(0, 0))
 
 
 def test_samples_made_together_are_those_made_one_by_one(dataset_root, full_spec):
     """Bit for bit, over the start and the end of an episode, whose windows overlap."""
     samples = DatasetSamples(open_dataset(dataset_root), full_spec, seed=0)
+    samples.fast = open_samples(DataSpec(kind="lerobot", path=str(dataset_root)), full_spec, 0).fast
     episode = samples.dataset.episode_of(20)
     together = samples.samples(3, episode.from_index, episode.to_index)
     for row, index in enumerate(range(episode.from_index, episode.to_index)):
@@ -247,7 +247,7 @@ def test_a_missing_text_is_an_empty_one(dataset_root, text_spec, tmp_path):
 )
 def test_a_policy_the_dataset_cannot_serve_is_refused_at_once(dataset_root, spec, change, error, says):
     with pytest.raises(error, match=says):
-        DatasetSamples(open_dataset(dataset_root), replace(spec, **change), seed=0)
+        open_samples(DataSpec(kind="lerobot", path=str(dataset_root)), replace(spec, **change), 0)
 
 
 def test_a_missing_statistic_is_named_with_its_file(dataset_root, spec, tmp_path):
