@@ -7,7 +7,7 @@ runs the built-in one. A requested backend that fell back to another is therefor
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,9 +42,6 @@ class Observed:
     world_size: int
     device: str
     settings: dict[str, Setting] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def observe(model: nn.Module, optimizer: Any, device: torch.device) -> Observed:

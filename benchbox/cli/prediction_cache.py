@@ -9,12 +9,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from benchbox.errors import BenchboxError
 from benchbox.launch.fingerprint import benchbox_sha256, data_sha256, policy_sha256
+from benchbox.registry.versions import installed_version
 from benchbox.spec.cell import Cell
 from benchbox.store.files import read_json, write_json
 from benchbox.store.machine_cache import user_cache
@@ -74,12 +74,5 @@ class PredictionCache:
 
     def _fingerprint(self, cell: Cell) -> str:
         sources = benchbox_sha256(), policy_sha256(cell.policy, self.policy_dirs), data_sha256(cell.data)
-        parts = [*sources, *map(_version, _LIBRARIES)]
+        parts = [*sources, *map(installed_version, _LIBRARIES)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None

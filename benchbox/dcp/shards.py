@@ -45,7 +45,7 @@ class Shards:
 
     def copied_to_host(self) -> Shards:
         """Return a copy in memory of its own on the CPU, which later steps do not change."""
-        return replace(self, boxes=tuple(Box(box.offsets, _host_copy(box.view)) for box in self.boxes))
+        return replace(self, boxes=tuple(Box(box.offsets, box.view.detach().to("cpu", copy=True)) for box in self.boxes))
 
     def view_at(self, offsets: Iterable[int]) -> Tensor:
         """Return the view of the box that begins at these offsets."""
@@ -117,7 +117,3 @@ def _boxes(flat: Tensor, shape: Shape, start: int, prefix: Shape = ()) -> Iterat
         view = flat[head : head + body].view(*(1 for _ in prefix), last - first, *shape[1:])
         yield Box((*prefix, first, *(0 for _ in shape[1:])), view)
     yield from _boxes(flat[head + body :], shape[1:], 0, (*prefix, last))
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

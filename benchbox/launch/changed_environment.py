@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.measure.hardware import cpu_model, driver_version, gpu_names, physical_cores
+from benchbox.registry.versions import installed_version
 
 if TYPE_CHECKING:
     from benchbox.launch.job import Launcher
@@ -24,10 +24,8 @@ def installed_versions() -> dict[str, str]:
     if (torch := _torch_version()) is not None:
         versions["torch"] = torch
     for package in ("accelerate", "deepspeed"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        if (version := installed_version(package)) is not None:
+            versions[package] = version
     return versions
 
 

@@ -7,7 +7,6 @@ import platform
 import re
 import socket
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,6 +15,7 @@ import torch
 import benchbox
 from benchbox.measure.control_groups import usable_cores
 from benchbox.measure.hardware import cpu_model, driver_version, physical_cores
+from benchbox.registry.versions import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,9 +46,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment:
         "benchbox": benchbox.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # with its build, which the metadata of wheels of PyPI lack: 2.10.0+cu128
-        "accelerate": _version("accelerate"),
-        "deepspeed": _version("deepspeed"),
-        "transformers": _version("transformers"),
+        "accelerate": installed_version("accelerate"),
+        "deepspeed": installed_version("deepspeed"),
+        "transformers": installed_version("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu,
         # Of what computes: a hypervisor may give processors of several generations one name.
@@ -116,13 +116,6 @@ def _readable(read: Callable[[], bool | str]) -> bool | str:
         return read()
     except RuntimeError as error:
         return f"unknown: {str(error).splitlines()[0]}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _devices() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
@@ -44,10 +44,6 @@ class ProbeResult:
     memory: RankMemory | None
     device_name: str
     micro_batches: list[Any]  # of the probed step
-
-    def with_flops(self, flops: Flops) -> ProbeResult:
-        """Return the result with the FLOPs of other steps than the probed one."""
-        return replace(self, flops=flops)
 
     def utilisation(self, step_time_s: Sequence[float]) -> Utilisation:
         """Return `mfu`, `hfu` and `mfu_reason` of steps that took `step_time_s` on this rank."""

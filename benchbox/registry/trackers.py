@@ -12,7 +12,7 @@ class TrackerInfo:
 
     Args:
         package: the module that it imports.
-        target: `module:function` that opens it, see `benchbox.trainer.trackers.tracker.OpenTracker`.
+        target: `module:function` that opens a `Tracker` for a `TrackedTraining` (`benchbox.trainer.trackers.tracker`).
     """
 
     name: str

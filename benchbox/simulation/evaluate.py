@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -16,6 +15,7 @@ from benchbox.data.samples.digest import check_unchanged, digest_state_statistic
 from benchbox.errors import BenchboxError, ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
+from benchbox.registry.versions import installed_version
 from benchbox.session.construction import construct_policy
 from benchbox.simulation.environment import find_factory
 from benchbox.simulation.live import open_inputs
@@ -165,7 +165,7 @@ def evaluate(
         "success_rate": None if failure else _success_rate(results),
         "error": None if failure is None else {"type": type(failure).__name__, "message": str(failure)},
         "episodes": [_episode(result, out, inputs.dataset.fps) for result in results],
-        "versions": {name: _version(name) for name in ("metaworld", "mujoco", "gymnasium")},
+        "versions": {name: installed_version(name) for name in ("metaworld", "mujoco", "gymnasium")},
         "environment": describe_machine(),
         "torch_threads": torch.get_num_threads(),
     }
@@ -198,10 +198,3 @@ def _episode(result: EpisodeResult, out: Path, fps: float) -> dict[str, Any]:
         "video": f"videos/{name}.mp4" if result.frames else None,
         "stills": [f"stills/{still}" for still in stills],
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

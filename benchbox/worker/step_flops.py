@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,8 @@ def mean_flops(
         "per_tower_reason": None,
     }
     shares = [step / mean.model for step in models]
-    return flops, probed.with_flops(flops).utilisation([time / share for time, share in zip(step_time_s, shares, strict=True)])
+    times_s = [time / share for time, share in zip(step_time_s, shares, strict=True)]
+    return flops, replace(probed, flops=flops).utilisation(times_s)
 
 
 def _unknown_flops(reason: str, towers: dict[str, TowerFlops] | None, towers_reason: str | None) -> Flops:

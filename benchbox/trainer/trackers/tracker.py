@@ -42,9 +42,3 @@ class TrackedTraining:
         if not (self.start and path.is_file()):
             path.write_text(uuid.uuid4().hex[:12])
         return path.read_text()
-
-
-class OpenTracker(Protocol):
-    """Function that opens a tracker for a training; it may raise anything."""
-
-    def __call__(self, training: TrackedTraining) -> Tracker: ...

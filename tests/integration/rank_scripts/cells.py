@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def run(
     spec = policy.batch_spec()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
-        observed = session.backend.observe().to_dict()
+        observed = asdict(session.backend.observe())
         reader = GradientReader(session, wanted=cell.recipe == "fp32")
         actions = acted(session, spec) if act else None
         probe, facts = StepProbe(session.model, (), session.device), None

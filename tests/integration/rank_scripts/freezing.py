@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def run(cell: Cell, rank: int) -> tuple[dict, RankFacts | None]:
         moments = session.backend.prepared.stepping.state.values()
         result = {
             "cell": cell.to_dict(),
-            "observed": session.backend.observe().to_dict(),
+            "observed": asdict(session.backend.observe()),
             "loss": [float(step_result.loss) for step_result in step_results],
             "grad_norm": [float(step_result.grad_norm) for step_result in step_results],
             "stored": {name: str(value.dtype).removeprefix("torch.") for name, value in after.items()},

@@ -160,7 +160,7 @@ def test_a_file_of_samples_that_was_replaced_needs_a_new_prediction(tmp_path, ki
     assert PredictionCache((), 3).read(cell) is None
 
 
-@pytest.mark.parametrize("changed", ["benchbox_sha256", "version"])
+@pytest.mark.parametrize("changed", ["benchbox_sha256", "installed_version"])
 def test_another_benchbox_or_other_libraries_need_a_new_prediction(changed, monkeypatch):
     PredictionCache((), 3).write(VALUE, ESTIMATE)
     assert PredictionCache((), 3).read(VALUE) == ESTIMATE
