@@ -12,28 +12,30 @@ import typer
 from benchbox import __version__
 from benchbox.errors import EXIT_INTERNAL, EXIT_STOPPED, EXIT_USAGE, BenchboxError
 
-# A verb module defines `register(app)`, and imports what it needs inside its functions: `benchbox --help` must not load torch.
-VERBS = (
-    "run",
-    "plan",
-    "profile",
-    "estimate",
-    "audit",
-    "train",
-    "validate",
-    "eval",
-    "export",
-    "report",
-    "compare",
-    "site",
-    "check",
-    "noise",
-    "verify",
-    "data",
-    "listing",
-    "explain",
-    "doctor",
-)
+# Module and function of each verb, or its group of verbs. Modules import what they need inside their functions:
+# `benchbox --help` must not load torch.
+VERBS = {
+    "run": "run:run",
+    "plan": "plan:plan",
+    "profile": "profile:profile",
+    "estimate": "estimate:estimate",
+    "audit-precision": "audit:audit_precision",
+    "train": "train:train",
+    "validate": "validate:validate",
+    "eval": "eval:evaluate_checkpoint",
+    "export": "export:export",
+    "report": "report:report",
+    "compare": "compare:compare",
+    "site": "site:site",
+    "check": "check:check",
+    "baseline": "check:baselines",
+    "noise": "noise:noise",
+    "verify": "verify:verify",
+    "data": "data:data",
+    "list": "listing:list_registered",
+    "explain": "explain:explain",
+    "doctor": "doctor:doctor",
+}
 
 app = typer.Typer(
     name="benchbox",
@@ -57,8 +59,14 @@ def _root(
     pass
 
 
-for verb in VERBS:
-    import_module(f"benchbox.cli.{verb}").register(app)
+for name, target in VERBS.items():
+    module, _, attribute = target.partition(":")
+    verb = getattr(import_module(f"benchbox.cli.{module}"), attribute)
+    if isinstance(verb, typer.Typer):
+        app.add_typer(verb, name=name)
+    else:
+        # What follows the first argument of an audit belongs to the audited command.
+        app.command(name, context_settings={"allow_interspersed_args": name != "audit-precision"})(verb)
 
 
 # Errors of the place that output goes to, with what to do about them. Any other OSError is a bug.

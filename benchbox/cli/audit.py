@@ -39,11 +39,6 @@ class FailOn(StrEnum):
     warning = "warning"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb. The first argument that is not an option begins the command, and all following ones belong to it."""
-    app.command("audit-precision", context_settings={"allow_interspersed_args": False})(audit_precision)
-
-
 def audit_precision(
     policy_dirs: PolicyDirOption,
     select: Annotated[

@@ -15,6 +15,9 @@ BASELINES = Path("reports/baselines")
 
 RUN_HELP = "A run directory, or JSON of pytest-benchmark."
 
+baselines = typer.Typer(help="Baselines to compare runs with.", no_args_is_help=True)
+baselines.callback()(lambda: None)
+
 
 class GateFormat(StrEnum):
     """Values of `check --format`."""
@@ -153,6 +156,7 @@ def _print(view: "GateView", output: GateFormat) -> None:
             typer.echo(render_gate_github(view), nl=False)
 
 
+@baselines.command()
 def promote(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="A run directory, or JSON of pytest-benchmark of several runs.")
@@ -204,12 +208,3 @@ def _promote_benchmarks(paths: list[Path], machine: str | None, out: Path) -> No
     write_benchmarks_baseline(target, merged)
     text = f"{len(merged.ratios)} ratios of {len(merged.started_at)} runs of the tests"
     typer.echo(f"{target}: {text}; commit it, and `benchbox check` compares with it")
-
-
-def register(app: typer.Typer) -> None:
-    """Register `check RUN` and `baseline promote RUN...`."""
-    app.command()(check)
-    baselines = typer.Typer(help="Baselines to compare runs with.", no_args_is_help=True)
-    baselines.callback()(lambda: None)
-    baselines.command()(promote)
-    app.add_typer(baselines, name="baseline")

@@ -127,8 +127,3 @@ def _render(comparison: "RunComparison", output: ComparisonFormat, head: "Side",
             stream = io.StringIO()
             print_comparison(comparison, Console(file=stream), everything=everything)
             return stream.getvalue()
-
-
-def register(app: typer.Typer) -> None:
-    """Register `compare BASE HEAD`."""
-    app.command()(compare)

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = 64
 MAX_DECODED_PER_USED = 1.2  # above it the length of a block does not fit the videos
 
-data = typer.Typer(name="data", help="Record, inspect, convert and measure LeRobot datasets.", no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(data)
+data = typer.Typer(help="Record, inspect, convert and measure LeRobot datasets.", no_args_is_help=True)
 
 
 @data.command("record")

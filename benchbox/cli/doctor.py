@@ -12,11 +12,6 @@ from benchbox.cli.peaks import measure_and_keep_peaks
 from benchbox.errors import EXIT_CELL_FAILED, CellFailedError, ConfigurationError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
     compile_extension: Annotated[
         bool, typer.Option("--compile", help="Compile DeepSpeed's CPU extension now, so that no launch has to.")

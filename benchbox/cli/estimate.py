@@ -30,11 +30,6 @@ class DeviceKind(StrEnum):
     cuda = "cuda"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("estimate")(estimate)
-
-
 def estimate(
     target: Annotated[Path, typer.Argument(metavar="MATRIX|RUN", help="A matrix, or a run directory.", show_default=False)],
     sets: SetOption,

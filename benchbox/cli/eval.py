@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from benchbox.simulation.rollout import EpisodeResult
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("eval")(evaluate_checkpoint)
-
-
 def evaluate_checkpoint(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="A folder step-<n>, or that of a training.", show_default=False)

@@ -9,11 +9,6 @@ WIDTH = 100
 INDENT = 16
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("explain")(explain)
-
-
 def explain(
     code: Annotated[
         str, typer.Argument(metavar="CODE", help="A rule, such as BXP101: see benchbox list rules.", show_default=False)

@@ -41,11 +41,6 @@ EmaOption = Annotated[bool, typer.Option("--ema", help="Export the averages of t
 DtypeOption = Annotated[ExportDtype, typer.Option("--dtype", help="Dtype of the weights.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("export")(export)
-
-
 def export(
     checkpoint: CheckpointArgument,
     out: OutOption,

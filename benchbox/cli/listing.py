@@ -23,11 +23,6 @@ class Listing(StrEnum):
     rules = "rules"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("list")(list_registered)
-
-
 def list_registered(
     kind: Annotated[Listing, typer.Argument(help="Registry to list.", show_default=False)],
     policy_dirs: PolicyDirOption,

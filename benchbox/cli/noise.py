@@ -209,8 +209,3 @@ def _bound(value: float | None) -> str:
 
 def _rounded_up(share: float) -> str:
     return f"{max(1, math.ceil(100 * share))}%"
-
-
-def register(app: typer.Typer) -> None:
-    """Register `noise MATRIX`."""
-    app.command("noise")(noise)

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 _MAX_LOOKED_UP = 10_000  # cells whose predictions are read from the cache: of more, that takes seconds
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("plan")(plan)
-
-
 def plan(
     matrices: Annotated[
         list[Path], typer.Argument(metavar="MATRIX...", help="Matrix files, or names in matrices/; training files as well.")

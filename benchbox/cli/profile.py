@@ -17,11 +17,6 @@ _MOST_LISTED = 4
 _FILE = "profile.json"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("profile")(profile)
-
-
 def profile(
     source: Annotated[
         Path,

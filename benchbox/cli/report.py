@@ -81,8 +81,3 @@ def report(
         for file in astuple(write_reports(path, folder, pack=pack, memory_limit=memory_limit)):
             if file is not None:
                 say(console, str(file))
-
-
-def register(app: typer.Typer) -> None:
-    """Register `report RUN...`."""
-    app.command()(report)

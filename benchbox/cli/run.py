@@ -68,11 +68,6 @@ EstimateOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("run")(run)
-
-
 def run(
     matrix: MatrixArgument,
     sets: SetOption,

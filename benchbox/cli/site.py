@@ -53,8 +53,3 @@ def site(
         typer.echo(f"note: {name}: {reason}", err=True)
     for path in paths:
         typer.echo(str(path))
-
-
-def register(app: typer.Typer) -> None:
-    """Register `site RUN... --out DIR`."""
-    app.command()(site)

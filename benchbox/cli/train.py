@@ -65,11 +65,6 @@ DrawingOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("train")(train)
-
-
 def train(
     sets: TrainingSetOption,
     policy_dirs: PolicyDirOption,

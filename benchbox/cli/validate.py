@@ -34,11 +34,6 @@ OutOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("validate")(validate)
-
-
 def validate(
     checkpoint: CheckpointArgument,
     policy_dirs: PolicyDirOption,

@@ -72,8 +72,3 @@ def _verify_baseline(path: Path) -> None:
     if problems:
         raise ThresholdError(f"violations in {path}: {len(problems)}")
     typer.echo(f"{counted(len(baseline.cells), 'cell')}, the figures follow from the launches")
-
-
-def register(app: typer.Typer) -> None:
-    """Register `verify RUN`."""
-    app.command()(verify)
