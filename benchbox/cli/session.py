@@ -42,6 +42,7 @@ def session_subject(request: SessionRequest) -> Subject:
     from benchbox.launch.launch import launch_cell
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
+    from benchbox.launch.supervise.outcome import failure_text
     from benchbox.spec.cell import MeasureSpec
 
     cell = _cell(request)
@@ -62,11 +63,7 @@ def session_subject(request: SessionRequest) -> Subject:
         shutil.rmtree(folder)
         raise KeyboardInterrupt
     if record["status"] != "ok":
-        error = record["error"]
-        assert error is not None, "every status but ok has an error"
-        location = "" if error["rank"] is None else f" rank {error['rank']}"
-        location += "" if error["phase"] is None else f" phase {error['phase']}"
-        raise CellFailedError(f"{record['status']}{location}: {error['type']}: {error['message']}; logs: {folder}")
+        raise CellFailedError(f"{failure_text(record['status'], record['error'])}; logs: {folder}")
     facts = read_facts(launch_folder, cell.world_size)
     shutil.rmtree(folder)
     observed = record["observed"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from benchbox.errors import CellFailedError
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import run_group
+from benchbox.launch.supervise.outcome import failure_text
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -64,8 +65,5 @@ def profile_cell(
     if stop():
         return None
     if outcome.error is not None:
-        error = outcome.error
-        location = "" if error["rank"] is None else f" rank {error['rank']}"
-        location += "" if error["phase"] is None else f" phase {error['phase']}"
-        raise CellFailedError(f"{outcome.status}{location}: {error['type']}: {error['message']}; logs: {job.folder}")
+        raise CellFailedError(f"{failure_text(outcome.status, outcome.error)}; logs: {job.folder}")
     return [cast("RankProfile", read_json(job.result(rank))) for rank in range(cell.world_size)]

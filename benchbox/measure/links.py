@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from benchbox.measure.rank_times import slowest_over_ranks, time_calls
+from benchbox.measure.rank_times import max_over_ranks, time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def time_collectives(
             call = _call(name, whole, shard)
             calls = _CALLS if size < _LARGE_BYTES else _LARGE_CALLS
             seconds = [time_calls(call, 1, device) for _ in range(_WARMUP + calls)]
-            times[name].append((whole.nbytes, median(slowest_over_ranks(seconds[_WARMUP:], device))))
+            times[name].append((whole.nbytes, median(max_over_ranks(seconds[_WARMUP:], device))))
             on_size()
     return times
 

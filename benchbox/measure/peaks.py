@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from benchbox.measure.rank_times import slowest_over_ranks, time_calls
+from benchbox.measure.rank_times import max_over_ranks, time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,12 +125,12 @@ def time_together(call: Callable[[], object], device: torch.device, limit_s: flo
     A GPU does the same work for a second before.
     """
     time_calls(call, 1, device)  # allocates, and chooses kernels
-    calls = max(1, int(_REPETITION_S / max(slowest_over_ranks([time_calls(call, 1, device)], device)[0], 1e-9)))
+    calls = max(1, int(_REPETITION_S / max(max_over_ranks([time_calls(call, 1, device)], device)[0], 1e-9)))
     for _ in range(ceil(_SUSTAINED_S[device.type] / _REPETITION_S)):  # as often on every rank: a call may be a collective
         time_calls(call, calls, device)
     seconds: list[float] = []
     for _ in range(_MAX_ROUNDS):
-        seconds += slowest_over_ranks([time_calls(call, calls, device) for _ in range(_ROUND)], device)
+        seconds += max_over_ranks([time_calls(call, calls, device) for _ in range(_ROUND)], device)
         if _spread(seconds) <= _STABLE or sum(seconds) * calls > limit_s:
             break
     return CallTiming(median(seconds), _spread(seconds), len(seconds))
@@ -152,7 +152,7 @@ def _tried(call: Callable[[], object], device: torch.device) -> list[float]:
     time_calls(call, 1, device)  # allocates, and chooses kernels
     seconds: list[float] = []
     while len(seconds) < _ROUND and sum(seconds) < _COMPARED_S:
-        seconds += slowest_over_ranks([time_calls(call, 1, device)], device)
+        seconds += max_over_ranks([time_calls(call, 1, device)], device)
     return seconds
 
 

@@ -25,12 +25,12 @@ def time_calls(call: Callable[[], object], calls: int, device: torch.device) -> 
     return (time.perf_counter() - start) / calls
 
 
-def slowest_over_ranks(seconds: Sequence[float], device: torch.device) -> list[float]:
-    """Return the times of the slowest rank, the same on all ranks, so that all of them take as many repetitions."""
-    times = torch.tensor(seconds, dtype=torch.float64, device=device)
+def max_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return the largest of each value over ranks, the same on all of them: of times those of the slowest rank."""
+    maxima = torch.tensor(values, dtype=torch.float64, device=device)
     if dist.is_initialized():
-        dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return times.tolist()
+        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+    return maxima.tolist()
 
 
 def _finish(device: torch.device) -> None:

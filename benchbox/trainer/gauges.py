@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
-import torch.distributed as dist
 
 from benchbox.measure.memory import peak_memory, reset_peak_memory
 from benchbox.measure.phases import NONE, PHASES, CallbackContext, ContextInstrument, device_timer
+from benchbox.measure.rank_times import max_over_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
 
 class DataWaitClock(ContextInstrument):
@@ -94,7 +95,7 @@ class TrainingGauges:
         peaks = (-1, -1) if memory is None else (memory["allocated_peak_bytes"] or -1, memory["reserved_peak_bytes"] or -1)
         waits_s = self._waits.drain()
         values = [*waits_s[-len(steps) :], *peaks, self._process.memory_info().rss]
-        *waits_s, allocated, reserved, resident = _max_over_ranks(values, self._device)
+        *waits_s, allocated, reserved, resident = max_over_ranks(values, self._device)
         mfu, reason = self._mfu(step_s)
         common: dict[str, Any] = {
             "allocated_peak_bytes": None if allocated < 0 else int(allocated),
@@ -113,10 +114,3 @@ class TrainingGauges:
         if self._samples_per_epoch is None:
             return None
         return round((step + 1) * self._samples_per_step / self._samples_per_epoch, 4)
-
-
-def _max_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
-    maxima = torch.tensor(values, dtype=torch.float64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-    return maxima.tolist()

@@ -84,6 +84,14 @@ def classify_outcome(
     return Outcome("ok")
 
 
+def failure_text(status: str, error: ErrorRecord | None) -> str:
+    """Return how a launch failed: its status, and rank, phase, type and message of the error."""
+    assert error is not None, "every status but ok has an error"
+    location = "" if error["rank"] is None else f" rank {error['rank']}"
+    location += "" if error["phase"] is None else f" phase {error['phase']}"
+    return f"{status}{location}: {error['type']}: {error['message']}"
+
+
 def unreadable_events(problem: RecordError) -> Outcome:
     """Return the outcome of a group with an event file that cannot be parsed."""
     return _crash("RecordError", str(problem))
