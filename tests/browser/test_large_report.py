@@ -16,7 +16,7 @@ import pytest
 from benchbox.report import write_reports
 from benchbox.report.html import render_html
 from benchbox.report.view import build_report
-from tests.support.chromium import Chromium, find_chromium, wait_until
+from tests.support.chromium import wait_until
 from tests.support.large_runs import PUBLISHED, published_cells
 from tests.support.tiers import in_tiers
 
@@ -33,15 +33,6 @@ SEARCH = (
     "(() => {{const start = performance.now(), box = document.getElementById('cells-search'); box.value = '{text}';"
     " box.dispatchEvent(new Event('input')); document.body.offsetHeight; return performance.now() - start}})()"
 )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = find_chromium()
-    if path is None:
-        pytest.skip("no Chromium on this machine: the report was not opened in a browser")
-    with Chromium(path) as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,12 @@ import pytest
 from benchbox.report.comparison.html import render_html
 from benchbox.report.evaluation import write_evaluation
 from benchbox.report.site.write import write_site
-from tests.support.chromium import Chromium, find_chromium, wait_until
+from tests.support.chromium import wait_until
 from tests.unit.report.test_comparison import COMPARISON
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 REPORTS = Path(__file__).parents[2] / "reports"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = find_chromium()
-    if path is None:
-        pytest.skip("no Chromium on this machine: the pages were not opened in a browser")
-    with Chromium(path) as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module", params=["compare", "eval", "site index", "site matrix"])

@@ -9,21 +9,12 @@ import sys
 import pytest
 
 from benchbox.report import write_reports
-from tests.support.chromium import Chromium, find_chromium, wait_until
+from tests.support.chromium import wait_until
 from tests.support.example_run import write_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=console.error(1)>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = find_chromium()
-    if path is None:
-        pytest.skip("no Chromium on this machine: the report was not opened in a browser")
-    with Chromium(path) as chromium:
-        yield chromium
 
 
 BARS = "[...{root}.querySelectorAll('path')].filter(path => path.style.strokeWidth === '0.6')"
