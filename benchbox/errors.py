@@ -101,13 +101,6 @@ class GradientSpikeError(BenchboxError):
     exit_code = EXIT_CELL_FAILED
 
 
-class DesyncError(BenchboxError):
-    """Ranks disagree about what they are doing, detected before it became a hang."""
-
-    exit_code = EXIT_CELL_FAILED
-    status = "desync"
-
-
 class CellFailedError(BenchboxError):
     """At least one cell of a run did not end ok; its record says how."""
 

@@ -16,7 +16,6 @@ CODES = {
     "MismatchError": (3, "mismatch"),
     "NonFiniteError": (3, "nan"),
     "GradientSpikeError": (3, "crash"),
-    "DesyncError": (3, "desync"),
     "CellFailedError": (3, "crash"),
     "ThresholdError": (4, "crash"),
 }
