@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from benchbox.report import write_reports
 from tests.support.chromium import wait_until
+from tests.support.commands import run_in_process
 from tests.support.example_run import write_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -40,18 +39,22 @@ def run(request, tmp_path_factory):
     if request.param == "example":
         return write_example(folder, policy=HOSTILE).path
     (folder / "page.yaml").write_text(MATRIX)
-    command = [sys.executable, "-m", "benchbox.cli.app", "run", "page.yaml", "--out", "measured"]
-    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    completed = run_in_process("run", "page.yaml", "--out", "measured", cwd=folder)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     return folder / "measured"
 
 
+@pytest.fixture(scope="module")
+def report(run, tmp_path_factory):
+    return write_reports(run, tmp_path_factory.mktemp("report")).html
+
+
 @pytest.fixture(params=["light", "dark"])
-def page(request, browser, run, tmp_path):
+def page(request, browser, report):
     features = [{"name": "prefers-color-scheme", "value": request.param}]
     browser.call("Emulation.setEmulatedMedia", features=features)
     browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
-    browser.open(write_reports(run, tmp_path).html)
+    browser.open(report)
     return browser
 
 
@@ -126,11 +129,11 @@ def test_text_and_bars_stand_out_from_what_is_behind_them_and_failures_from_succ
         assert contrast(bar, colours["card"]) >= 2.5, (bar, colours["card"])
 
 
-def test_the_two_themes_differ(browser, run, tmp_path):
+def test_the_two_themes_differ(browser, report):
     backgrounds = []
     for theme in ("light", "dark"):
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-        browser.open(write_reports(run, tmp_path).html)
+        browser.open(report)
         backgrounds.append(luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor")))
     assert backgrounds[0] > 0.8
     assert backgrounds[1] < 0.05
@@ -165,10 +168,10 @@ def test_everything_a_screen_reader_needs_is_there(page):
     assert len(ids) == len(set(ids))
 
 
-def test_without_scripts_the_page_is_complete(page, run, tmp_path):
+def test_without_scripts_the_page_is_complete(page, report):
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
-        page.open(write_reports(run, tmp_path).html)
+        page.open(report)
         html = page.call("DOM.getOuterHTML", nodeId=page.call("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
     finally:
         page.call("Emulation.setScriptExecutionDisabled", value=False)
