@@ -68,19 +68,6 @@ def test_float32_masters_pass_wherever_a_backend_keeps_them(backend, master):
     assert sum(elements) == pytest.approx(copies * total, rel=0.01), "shards make up the whole policy"
 
 
-def test_where_the_fork_server_cannot_start_new_interpreters_do(tmp_path, monkeypatch):
-    """Here because something has started a thread, which a forked child would not have."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = audit("--backend", "single", "--recipe", "fp32")
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("warning: every launch starts new interpreters, which takes longer: the fork server could not start")
-    assert "threads were started before the fork" in line
-
-
 def test_the_options_of_a_session_are_those_of_its_cell_and_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
     """In place of the launch, which Ctrl-C ends."""
     launched = []

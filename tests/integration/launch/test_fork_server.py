@@ -177,27 +177,36 @@ def test_a_module_that_cannot_be_imported_is_the_business_of_the_rank_that_needs
     launcher.close()
 
 
-def test_where_an_import_starts_a_thread_launches_use_new_interpreters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "reason", "launches"),
+    [("threaded", "by the import of threaded", 2), ("sitecustomize", "threads were started before the fork: [", 1)],
+)
+def test_where_a_thread_was_started_before_the_fork_launches_use_new_interpreters(
+    tmp_path: Path,
+    policy_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: str,
+    reason: str,
+    launches: int,
 ) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    launcher = ForkServerLauncher(preload=["threaded"])
-    measure = MeasureSpec(warmup_steps=1, steps=2, launches=1)
-    for number in (1, 2):
-        folder = tmp_path / f"launch-{number}"
-        record = launch_cell(
-            tiny_cell(backend="single", world_size=1), measure, launch=number, folder=folder, launcher=launcher
-        )
+    """By an import of the server, or before it: a forked child would not have it."""
+    (tmp_path / f"{module}.py").write_text(THREAD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])]))
+    launcher = ForkServerLauncher(worker_module="tests.support.stand_in_worker", preload=["threaded"], grace_s=1.0)
+    options = {"launcher": launcher, "policy_dirs": [policy_dir]}
+    for number in range(1, launches + 1):
+        record = launch_cell(cell("healthy", 1), MEASURE, launch=number, folder=tmp_path / f"launch-{number}", **options)
         assert record["status"] == "ok", record["error"]
         assert record["environment"]["launcher"] == "torchrun"
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith(
         "warning: every launch starts new interpreters, which takes longer: the fork server could not start"
     )
-    assert warning.endswith(", by the import of threaded")
+    assert reason in warning
 
 
 def test_a_killed_server_takes_its_ranks_along_and_the_next_launch_has_another(
