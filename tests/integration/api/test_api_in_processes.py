@@ -39,39 +39,6 @@ def test_a_matrix_is_measured_and_a_repeated_call_reuses_its_launches(tmp_path, 
     assert again.launches["started_at"].item() == started
 
 
-def test_a_wrong_matrix_raises_what_the_command_says(tmp_path):
-    matrix = tmp_path / "api.yaml"
-    matrix.write_text(MATRIX.replace("tiny", "tny"))
-    with pytest.raises(ConfigurationError, match=r"api.yaml:3:7: .*tny"):
-        benchbox.run(matrix, out=tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"overrides": {"size": "tiny,batch=3"}}, r"unknown size 'tiny,batch=3'"),
-        ({"overrides": {"policy": "it's, mine"}}, r"unknown policy \"it's, mine\""),
-        ({"only": "batch=9"}, "no cell has batch 9"),
-        ({"options": "--bogus"}, "No such option: --bogus"),
-        ({"launches": 0}, "^launches=0: give 1 or more$"),
-        ({"options": ["--launches", "0"]}, "^--launches 0: is no number of launches; give 1 or more, or auto$"),
-        ({"options": "--launches 0 --no-estimate"}, "^--launches 0: is no number of launches; give 1 or more, or auto$"),
-        ({"options": ["--launches", "many"]}, "^--launches many: is no number of launches"),
-        ({"policy_dirs": "nowhere", "only": "batch=9"}, "no cell has batch 9"),
-    ],
-)
-def test_arguments_reach_the_command_and_a_text_is_one_value_whatever_characters_it_has(tmp_path, arguments, message, capsys):
-    """An override is not split at its commas, and one text in place of a list not into its characters.
-
-    What is wrong is raised, and not printed as well.
-    """
-    matrix = tmp_path / "api.yaml"
-    matrix.write_text(MATRIX)
-    with pytest.raises(ConfigurationError, match=message):
-        benchbox.run(matrix, out=tmp_path / "run", **arguments)
-    assert "rror: " not in capsys.readouterr().out
-
-
 def test_a_matrix_of_a_policy_in_another_folder_is_found_without_a_run_directory(tmp_path, policy_dir, monkeypatch):
     (tmp_path / "api.yaml").write_text(MATRIX.replace("pi05", "stand_in"))
     others = policy_dir.rename(tmp_path / "others")  # `policies` would be found by itself
