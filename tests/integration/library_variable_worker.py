@@ -1,4 +1,7 @@
-"""The worker with a library that sets a variable when the policy is built, as parts of Inductor do at their import."""
+"""The worker with a library that sets a variable when the policy is built, as parts of Inductor do at their import.
+
+It begins with another variable, as if the shell had it. All else is unchanged, so that the shared fork server can start it.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +21,6 @@ def build_with_library(*args: Any) -> Any:
 
 
 if __name__ == "__main__":
+    os.environ["OMP_PROC_BIND"] = "false"
     measuring.build_cell_policy = build_with_library
     run_rank(sys.argv[1])

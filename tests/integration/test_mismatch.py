@@ -18,6 +18,7 @@ from benchbox.registry.backends import BUILT_IN_BACKENDS
 from benchbox.spec.cell import MeasureSpec
 from benchbox.worker.expected import check_backend, check_step
 from tests.support.ranks import tiny_cell
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def test_a_set_up_that_silently_became_ddp_is_a_mismatch(backend: str, tmp_path:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("backend", ["single", "ddp"])
+@pytest.mark.parametrize("backend", in_tiers(["single", "ddp"], "ddp".__eq__))
 def test_mixed_precision_that_the_shell_asks_of_accelerate_does_not_reach_the_ranks(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

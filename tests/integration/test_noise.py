@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import stdev
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,7 +39,9 @@ def test_the_spread_of_its_launches_is_printed_and_kept_unless_the_host_was_busy
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other tests may run meanwhile: whether the host was busy is read from the records."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Not in the environment of the ranks, who would need a fork server of their own.
+    cache = SimpleNamespace(environ={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    monkeypatch.setattr("benchbox.store.machine_cache.os", cache)
     (tmp_path / "m.yaml").write_text(MATRIX)
     policies = write_waiting_policy(tmp_path, tiny=0.02)
     done = run_in_process("noise", "m.yaml", "--policy-dir", policies, "--launches", "10", "--out", "run", cwd=tmp_path)

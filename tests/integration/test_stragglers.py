@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,7 @@ from benchbox.spec.cell import MeasureSpec
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 POLICIES = Path(__file__).parent / "policies"
 MEASURE = MeasureSpec(warmup_steps=2, steps=14, launches=1)
@@ -34,6 +35,12 @@ def launcher() -> Iterator[ForkServerLauncher]:
     launcher = ForkServerLauncher(worker_module="tests.integration.slow_data_worker")
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(scope="module")
+def sleeps(launcher: ForkServerLauncher, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return the record of a backend under which rank 1 sleeps in its forward pass; each is launched once."""
+    return cache(lambda backend: launch(launcher, tmp_path_factory.mktemp(backend), "sleeps", backend))
 
 
 def launch(launcher: ForkServerLauncher, folder: Path, size: str, backend: str = "ddp") -> dict[str, Any]:
@@ -69,8 +76,8 @@ def busy_core(core: int, events: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero2"])
-def test_a_rank_that_sleeps_in_its_forward_computes_longer_and_the_other_waits_for_it(launcher, tmp_path, backend) -> None:
-    record = launch(launcher, tmp_path, "sleeps", backend)
+def test_a_rank_that_sleeps_in_its_forward_computes_longer_and_the_other_waits_for_it(sleeps, backend) -> None:
+    record = sleeps(backend)
     straggler = find_straggler(record["step_split_s"])
     assert (straggler.rank, straggler.part) == (1, "compute")
     assert straggler.lag_s == pytest.approx(0.1, rel=0.3)
@@ -101,8 +108,8 @@ def test_no_rank_is_named_among_equal_ones(launcher, tmp_path) -> None:
     assert len(named) < 5, named
 
 
-def test_the_parts_of_a_step_add_up_to_it(launcher, tmp_path) -> None:
-    record = launch(launcher, tmp_path, "sleeps")
+def test_the_parts_of_a_step_add_up_to_it(sleeps) -> None:
+    record = sleeps("ddp")
     split, times = record["step_split_s"], record["step_time_s"]["per_rank"]
     assert tuple(split) == STEP_PARTS
     for rank, steps in enumerate(times):
