@@ -10,12 +10,21 @@ from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.sequential import look_at
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
+from tests.support.predictions import predicting_in_this_process
 from tests.support.waiting_policy import write_waiting_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _predicting_in_this_process() -> Iterator[None]:
+    with predicting_in_this_process():
+        yield
+
 
 MATRIX = """
 name: auto

@@ -17,6 +17,7 @@ from benchbox.launch.process import make_launcher
 from benchbox.measure.environment import environment
 from benchbox.measure.links import COLLECTIVES
 from benchbox.store.links import read_links
+from tests.support.predictions import predicting_in_this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     cache = tmp_path_factory.mktemp("cache")
     (cache / "matrix.yaml").write_text(MATRIX)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, predicting_in_this_process():
         patch.setenv("XDG_CACHE_HOME", str(cache))
         (cache / "unmeasured.txt").write_text(invoke("estimate", cache / "matrix.yaml", "--only", "backend=ddp"))
     with pytest.MonkeyPatch.context() as patch:

@@ -22,6 +22,7 @@ from benchbox.store.predictions import write_predictions
 from benchbox.store.run import RunStore
 from benchbox.theory.links import DEVICES
 from tests.support.example_run import CELL, example_record, example_run
+from tests.support.predictions import predicting_in_this_process
 from tests.unit.analysis.test_reconciliation import prediction_of
 
 MATRIX = """
@@ -56,6 +57,12 @@ def use_cache(monkeypatch, folder):
 
 
 @pytest.fixture
+def in_this_process():
+    with predicting_in_this_process():
+        yield
+
+
+@pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Give the user an empty cache."""
     return use_cache(monkeypatch, tmp_path)
@@ -65,7 +72,7 @@ def cache(tmp_path, monkeypatch):
 def estimated(matrix, tmp_path_factory):
     """The cache that an estimate of the matrix has filled, and what it printed."""
     folder = tmp_path_factory.mktemp("estimated")
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    with pytest.MonkeyPatch.context() as monkeypatch, predicting_in_this_process():
         use_cache(monkeypatch, folder)
         return folder, invoke("estimate", matrix)
 
@@ -111,6 +118,7 @@ def test_the_time_of_a_step_is_bounded_by_products_in_the_dtype_of_the_recipe(ma
     assert cell["step_time_s"] == {"reason": "no peak of float8_e4m3fn products is known for a100"}
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, filled_cache):
     """Trace damaged predictions again."""
     ddp = plan_cells(load_matrix(Path(matrix), {}, [])).cells[0].cell_id
@@ -135,12 +143,6 @@ def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, esti
     predict_cells(cells, [], loaded.measure.probed_step, notify=read.append)
     assert (invoke("estimate", matrix), read) == (estimated[1], [])
     assert len([*filled_cache.rglob("*.json")]) == len(cells) == 2
-
-
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Predict in this process, which has imported torch."""
-    monkeypatch.setattr("benchbox.cli.predicting._in_process", lambda function, *args, **options: function(*args, **options))
 
 
 @pytest.mark.usefixtures("cache", "in_this_process")
@@ -180,15 +182,14 @@ def test_a_walk_is_estimated_at_its_first_batch_and_up_to_the_largest_that_fits(
     assert "  largest batch not predicted: the memory of the device is unknown" in unlimited.splitlines()
 
 
-def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
-    """Also of a policy whose code ends the process that traces it."""
-    for name, body in (("broken", "raise KeyError('no weights')"), ("fatal", "import os; os._exit(9)")):
-        (tmp_path / "policies" / name).mkdir(parents=True)
-        (tmp_path / "policies" / name / "presets.yaml").write_text("tiny: {}\n")
-        (tmp_path / "policies" / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
-        cell = Cell(policy=name, size="tiny", backend="ddp", world_size=2, batch=1)
-        ((_, reason),) = predict_cells([cell], [tmp_path / "policies"], 3).items()
-        assert ("no weights" if name == "broken" else "the process that predicts was killed") in reason
+def test_a_prediction_of_a_policy_that_ends_the_process_that_traces_it_is_a_reason(cache, tmp_path):
+    policy = tmp_path / "policies" / "fatal"
+    policy.mkdir(parents=True)
+    (policy / "presets.yaml").write_text("tiny: {}\n")
+    (policy / "policy.py").write_text("def build(preset, axes):\n    import os; os._exit(9)\n")
+    cell = Cell(policy="fatal", size="tiny", backend="ddp", world_size=2, batch=1)
+    ((_, reason),) = predict_cells([cell], [tmp_path / "policies"], 3).items()
+    assert "the process that predicts was killed" in reason
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_time_without_known_hardware_is_refused_in_a_line(matrix, options, mes
         CliRunner().invoke(app, ("estimate", matrix, *options), catch_exceptions=False)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "in_this_process")
 def test_the_time_of_one_rank_needs_no_link_and_that_of_several_does(matrix):
     single = ("estimate", matrix, "--set", "world_size=1,axes.backend=[single]", "--accelerator", "h200")
     (cell,) = json.loads(invoke(*single, "--format", "json"))
@@ -214,6 +215,7 @@ def test_the_time_of_one_rank_needs_no_link_and_that_of_several_does(matrix):
         CliRunner().invoke(app, ("estimate", matrix, "--accelerator", "h200"), catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_an_accelerator_is_a_gpu_whose_link_is_not_that_of_this_machines_cpu(matrix, cache, monkeypatch):
     """Without --device. Its tensors are allocated as a GPU's, and `doctor --links` may have measured gloo here."""
     asked = []
@@ -226,6 +228,7 @@ def test_an_accelerator_is_a_gpu_whose_link_is_not_that_of_this_machines_cpu(mat
     assert sorted(path.suffixes[-2] for path in cache.rglob("*.json")) == [".cpu", ".cuda"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("verb", [("estimate",), ("plan", "--estimate")])
 def test_predictions_are_for_the_device_of_this_machine(matrix, cache, monkeypatch, verb):
     monkeypatch.setattr("benchbox.launch.process.environment.has_cuda_device", lambda _: True)
@@ -237,7 +240,7 @@ def test_predictions_are_for_the_device_of_this_machine(matrix, cache, monkeypat
         assert "predicted peak" in invoke("plan", matrix), "read from the cache"
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("cache", "in_this_process")
 def test_skipped_cells_are_shown_with_the_reason(matrix):
     alone = ("estimate", matrix, "--set", "world_size=1")
     reason = "fsdp2 needs at least 2 ranks, and world_size is 1"

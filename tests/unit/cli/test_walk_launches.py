@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell
 from benchbox.spec.matrix import BatchSearch
 from tests.support.example_run import MEASURE, example_record
+from tests.support.predictions import predicting_in_this_process
 from tests.support.walks import OUT_OF_MEMORY, START, Killed, Machine, cameras
 
 ONE_LAUNCH = replace(MEASURE, launches=1, memory_limit=2**30)
@@ -289,15 +290,22 @@ def test_outdated_batches_of_walks_that_were_not_selected_stay_in_the_plan(tmp_p
     assert machine.store.run().walks == before
 
 
-def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path):
+@pytest.mark.parametrize(
+    ("body", "process", "reason"),
+    [
+        ("raise KeyError('no weights')", predicting_in_this_process, "no weights"),
+        ("import os; os._exit(9)", nullcontext, "the process that predicts was killed"),
+    ],
+)
+def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path, body, process, reason):
     """The code of a policy raises, or ends the process that traces it."""
-    for name, body in (("broken", "raise KeyError('no weights')"), ("fatal", "import os; os._exit(9)")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "presets.yaml").write_text("tiny: {}\n")
-        (tmp_path / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
-        cell = replace(START, policy=name)
-        ((_, reason),) = predict_largest_batches([cell], [tmp_path], 3, 2**30, None).items()
-        assert ("no weights" if name == "broken" else "the process that predicts was killed") in reason
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "presets.yaml").write_text("tiny: {}\n")
+    (tmp_path / "broken" / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
+    cell = replace(START, policy="broken")
+    with process():
+        predictions = predict_largest_batches([cell], [tmp_path], 3, 2**30, None)
+    assert reason in predictions[cell.cell_id]
 
 
 def fail_a_repeat(machine, status, error):
