@@ -139,29 +139,27 @@ def test_a_cancelled_job_is_typed_and_ctrl_c_cancels_the_next_which_runs_only_wh
     assert again.state().state == "CANCELLED"
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_the_end_of_a_connection_leaves_the_job_which_the_same_command_follows_again(
-    number: signal.Signals, completed: Path
-) -> None:
+def test_the_end_of_a_connection_leaves_the_job_which_the_same_command_follows_again(completed: Path) -> None:
     set_partition("DOWN")
+    followers = {}
     try:
-        followers = []
-        for sent in (number, signal.SIGINT):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             process = start(completed.parent, "--launches", "2")
             assert process.stdout is not None
             lines = list(takewhile(lambda line: "PENDING" not in line, process.stdout))
-            process.send_signal(sent)
+            process.send_signal(number)
             code, _, stderr = finish(process)
             assert code == 130
-            followers.append((SlurmJob(completed).id, "".join(lines), stderr))
+            followers[number] = "".join(lines), stderr
     finally:
         set_partition("UP")
-    (job, _, left), (followed, lines, cancelled) = followers
-    text = f"stopped following Slurm job {job} on {number.name}: the job goes on; the same command follows it again"
-    assert f"{text}; scancel {job} cancels it" in left
-    assert followed == job
-    assert f"Slurm job {job} of this folder is not done: following it instead of submitting another" in lines
-    assert f"cancelled Slurm job {job}" in cancelled
+    job = SlurmJob(completed).id
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        text = f"stopped following Slurm job {job} on {number.name}: the job goes on; the same command follows it again"
+        assert f"{text}; scancel {job} cancels it" in followers[number][1]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        assert f"Slurm job {job} of this folder is not done: following it instead of submitting another" in followers[number][0]
+    assert f"cancelled Slurm job {job}" in followers[signal.SIGINT][1]
 
 
 def test_what_slurm_refuses_is_one_line(folder: Path) -> None:
