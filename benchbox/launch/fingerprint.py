@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Module = tuple[str, ...]  # dotted name below `PACKAGE`, split: ("_layers", "nn", "rope")
     Import = tuple[int, Module, Module]  # level of a relative import, module, imported names
+    _Place = tuple[Path | None, Sequence[Path]]  # file of a module, and the folders of its submodules
 
 _BENCHBOX = Path(__file__).resolve().parent.parent
 
@@ -109,9 +110,10 @@ def _imported_files(root: Module, folders: Sequence[Path]) -> dict[str, Path]:
     """Return the files of a module and of everything it imports from `PACKAGE`, by their paths below it."""
     files: dict[str, Path] = {}
     pending, visited = [root], {root}
+    places: dict[Module, _Place] = {(): (None, folders)}
     while pending:
         module = pending.pop()
-        path = _find(module, folders)
+        path, _ = _find(module, places)
         if path is None:  # a namespace package, an imported name that is no module, or an import that fails
             continue
         is_package = path.name == "__init__.py"
@@ -125,11 +127,16 @@ def _imported_files(root: Module, folders: Sequence[Path]) -> dict[str, Path]:
     return files
 
 
-def _find(module: Module, folders: Sequence[Path]) -> Path | None:
-    """Return the file that Python would import for a module, or None if there is no such file."""
-    path = None
-    for part in module:
-        candidates = [file for folder in folders for file in (folder / part / "__init__.py", folder / f"{part}.py")]
+def _find(module: Module, places: dict[Module, _Place]) -> _Place:
+    """Return the file that Python would import for a module, or None if there is no such file, and where its submodules are.
+
+    Args:
+        places: of modules that were found before, and of the root.
+    """
+    if module not in places:
+        _, folders = _find(module[:-1], places)
+        part = module[-1]
+        candidates = (file for folder in folders for file in (folder / part / "__init__.py", folder / f"{part}.py"))
         path = next((file for file in candidates if file.is_file()), None)
         if path is None:  # a namespace package, which extends over all folders
             folders = [folder / part for folder in folders]
@@ -137,7 +144,8 @@ def _find(module: Module, folders: Sequence[Path]) -> Path | None:
             folders = [path.parent]
         else:  # a module has no submodules
             folders = []
-    return path
+        places[module] = path, folders
+    return places[module]
 
 
 def _resolve(imports: Sequence[Import], package: Module) -> Iterator[Module]:
