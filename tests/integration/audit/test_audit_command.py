@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchbox.launch.process.environment import host_variables
+from tests.support.commands import run_in_process
 from tests.support.tiers import in_tiers
 
 pytestmark = pytest.mark.ranks
@@ -58,6 +59,19 @@ def extension(foreign):
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+@pytest.fixture
+def audit(foreign, tmp_path):
+    """Audit a command in the process of the test. What the command itself prints is not in the result."""
+
+    def audit(*words):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - foreign.keys():
+                patch.delenv(name)
+            return run_in_process("audit-precision", *words, cwd=tmp_path, variables=foreign)
+
+    return audit
 
 
 @pytest.fixture
@@ -132,7 +146,8 @@ def test_the_command_of_every_launcher_runs_to_its_end_and_is_observed(audited, 
     assert ": 6 steps seen\n" in done.stdout
 
 
-@over_launchers
+# Ranks of torchrun are interpreters as those of "python", and ranks of one training as those of "fork".
+@pytest.mark.parametrize("launcher", in_tiers(COMMANDS, ("python", "fork").__contains__))
 def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_alone(run_once, audited, launcher):
     """With dropout, data workers, closures, clipping and a compiled model in one process, and on two ranks of each launcher."""
     alone = run_once(launcher)
@@ -210,22 +225,13 @@ def test_stop_ends_the_command_after_its_observed_steps_and_a_recipe_declares_it
 
 def test_stop_ends_the_command_of_each_of_two_machines(foreign, tmp_path):
     """A rank of the other machine leaves no trace on this one."""
-    group = (
-        "torchrun",
-        "--nnodes",
-        "2",
-        "--nproc_per_node",
-        "1",
-        "--master_addr",
-        "127.0.0.1",
-        "--master_port",
-        str(free_port()),
-    )
-    script = (SCRIPTS / "casts_its_model.py", "--steps", "1000000")
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    group |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    script = ("python", SCRIPTS / "casts_its_model.py", "--steps", "1000000")
     audits = [
         subprocess.Popen(
-            [*AUDIT, "--stop", "--steps", "5", "--format", "json", "--", *group, "--node_rank", str(machine), *script],
-            env=foreign,
+            [*AUDIT, "--stop", "--steps", "5", "--format", "json", "--", *script],
+            env=foreign | group | {"RANK": str(machine), "GROUP_RANK": str(machine)},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -285,14 +291,14 @@ def test_an_existing_sitecustomize_runs_and_the_path_is_unchanged(run, tmp_path)
         (("false",), "the command failed (exit code 1), and no optimizer step was seen"),
     ],
 )
-def test_a_command_without_an_observed_step_explains_why(run, command, reason):
-    done = run(*AUDIT, "--", *command)
+def test_a_command_without_an_observed_step_explains_why(audit, command, reason):
+    done = audit("--", *command)
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
     assert reason in line
 
 
-def test_a_command_that_cannot_be_run_is_one_line(run, tmp_path):
+def test_a_command_that_cannot_be_run_is_one_line(audit, tmp_path):
     script = SCRIPTS / "one_process.py"
     (tmp_path / "x.py").touch()
     for command, line in (
@@ -302,7 +308,7 @@ def test_a_command_that_cannot_be_run_is_one_line(run, tmp_path):
         ((str(script),), f"error: -- {script}: cannot be run: Permission denied; give it to its interpreter: python {script}"),
         (("/etc/passwd",), "error: -- /etc/passwd: cannot be run: Permission denied"),
     ):
-        done = run(*AUDIT, "--", *command)
+        done = audit("--", *command)
         assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])
 
 
@@ -313,9 +319,9 @@ def test_a_command_that_skips_every_step_is_reported_as_such(run):
     assert (finding["code"], finding["evidence"]["steps"], finding["evidence"]["skipped"]) == ("BXP305", 4, 4)
 
 
-def test_a_command_whose_observer_fails_at_once_is_not_said_to_train_nothing(run):
+def test_a_command_whose_observer_fails_at_once_is_not_said_to_train_nothing(audit):
     """The exception happens in the first call of an optimizer, before any facts were written."""
-    done = run(*AUDIT, "--", "python", SCRIPTS / "breaks_the_observer.py")
+    done = audit("--", "python", SCRIPTS / "breaks_the_observer.py")
     assert done.returncode == 3
     assert "error: the observer stopped watching on rank 0: before_call: KeyError: 'eps'" in done.stderr
     assert "BXP604 unknown" in done.stdout
