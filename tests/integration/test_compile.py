@@ -107,7 +107,8 @@ def test_a_compiled_policy_has_the_gradient_of_the_same_one_without_it(tmp_path:
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("backend", in_tiers(DEFAULT, "single".__eq__))
+@pytest.mark.exhaustive  # by default a profile of the cell finds them
+@pytest.mark.parametrize("backend", DEFAULT)
 def test_a_second_launch_finds_its_graphs_in_the_cache(launch: Any, backend: str) -> None:
     cell = cell_of(backend, compile="blocks")
     launch(cell)
@@ -137,7 +138,7 @@ def test_a_profile_of_a_compiled_cell_knows_no_bytes_that_are_fused_and_no_tower
     profile = json.loads((tmp_path / "out" / "profile.json").read_text())
     (rank,) = profile["ranks"]
     assert rank["compilation"]["graphs"] > 0
-    assert rank["compilation"]["not_from_cache"] == 0, "as the launch has compiled them"
+    assert rank["compilation"]["from_cache"] > rank["compilation"]["not_from_cache"] == 0, "the launch has compiled them"
     assert profile["compilation_doubts"] == []
     rows = {row["phase"]: row for row in profile["phases"]}
     for phase in ("forward", "backward"):
