@@ -74,6 +74,7 @@ def test_a_compiled_step_fails_as_not_observed(audited: subprocess.CompletedProc
     assert "BXP101 error" not in audited.stdout
 
 
+@pytest.mark.exhaustive  # by default `test_compiled_trainings` reads what the command prints
 def test_a_compiled_step_under_a_loss_scaler_is_not_taken_for_one_that_was_skipped(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCALED)

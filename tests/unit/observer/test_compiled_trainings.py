@@ -13,6 +13,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from benchbox.audit.judge import judge
+from benchbox.audit.subjects.command.process_reports import Training, explain_unseen_steps
 from benchbox.observer.hooks import tracing
 from benchbox.observer.observer import StepObserver
 from tests.support.tiers import in_tiers
@@ -115,6 +116,26 @@ def test_a_compiled_step_is_not_observed_and_not_judged(kind: str) -> None:
     assert judgement.findings == ()
     for code in ("BXP101", "BXP102", "BXP201", "BXP304", "BXP404", "BXP604"):
         assert judgement.not_judged[code] == COMPILED if code != "BXP304" else code in judgement.not_judged
+
+
+def test_a_compiled_step_under_a_loss_scaler_is_not_taken_for_one_that_was_skipped() -> None:
+    def train_scaled() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for _ in range(STEPS):
+            scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return model
+
+    facts = compare(train_scaled)
+    assert facts.scaler is not None
+    assert explain_unseen_steps(Training((facts,))) == f"no optimizer step was seen: {COMPILED}"
+    assert judge([facts]).findings == ()
 
 
 @pytest.mark.parametrize("kind", ["model", "backward"])
