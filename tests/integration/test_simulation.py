@@ -19,6 +19,7 @@ from benchbox.launch.process.environment import host_variables
 from benchbox.launch.simulated_ranks import Simulation, simulate_cells
 from benchbox.registry.backends import BUILT_IN_BACKENDS
 from benchbox.theory.sharding import MODELS
+from tests.support.predictions import predicting_in_this_process
 from tests.support.ranks import tiny_cell
 from tests.support.tiers import in_tiers
 
@@ -39,6 +40,8 @@ MOST_SHARED = 64  # ranks of a cell that is simulated with others; those of a mi
 
 BROKEN = {"broken": "raise KeyError('no weights')", "fatal": "import os; os._exit(9)"}
 BROKEN_CELLS = [tiny_cell(backend="fsdp2", policy=name) for name in ("no_such_policy", *BROKEN)]
+FROZEN_CELL = tiny_cell(backend="fsdp1_full", freeze="train_expert_only", checkpointing=True, attention="eager")
+GROUPED_CELLS = [tiny_cell(backend=backend, world_size=8, shard_size=4) for backend in ("hsdp", "fsdp1_hybrid")]
 
 MATRIX = """\
 name: large
@@ -87,7 +90,7 @@ def sized_cell(backend: str, ranks: int) -> Cell:
 @pytest.fixture(scope="module")
 def simulations(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """Simulations of three cells that cannot be simulated, and after them, of those cells of this module's tests that run and
-    take seconds."""
+    take seconds. One process imports torch for all of them."""
     selected = [
         item.callspec.params
         for item in request.session.items
@@ -102,7 +105,8 @@ def simulations(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         (policies / name).mkdir()
         (policies / name / "presets.yaml").write_text("tiny: {}\n")
         (policies / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
-    return simulate_cells([*BROKEN_CELLS, *cells], [policies], environment=rank_environment())
+    cells = [*BROKEN_CELLS, FROZEN_CELL, *GROUPED_CELLS, *cells]
+    return simulate_cells(cells, [policies], environment=rank_environment())
 
 
 def simulate(cell: Cell) -> Simulation:
@@ -127,17 +131,19 @@ def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_
 
     With a spike guard, for which DeepSpeed's norms are computed before its step as well.
     """
-    result = CliRunner().invoke(app, ["estimate", str(folder / "large.yaml"), "--simulate"], catch_exceptions=False)
+    with predicting_in_this_process():
+        result = CliRunner().invoke(app, ["estimate", str(folder / "large.yaml"), "--simulate"], catch_exceptions=False)
     for ranks in (1024, 8, 2):
         assert f"simulated as rank 0 of {ranks} on real tensors: equals the formulas in every collective" in result.output
     assert not (cache / "torch_extensions").exists()
     assert "not simulated: backend single is not simulated: it has no collectives" in result.output
 
 
-def test_frozen_units_within_checkpointed_layers_are_gathered_as_often_as_the_formula_says() -> None:
+def test_frozen_units_within_checkpointed_layers_are_gathered_as_often_as_the_formula_says(
+    simulations: Mapping[str, Any],
+) -> None:
     """FSDP1 shards frozen modules of a layer, and an embedding that is called for each part of the sequence, by themselves."""
-    cell = replace(tiny_cell(backend="fsdp1_full"), freeze="train_expert_only", checkpointing=True, attention="eager")
-    assert simulate(cell).differences(estimate(cell)) == []
+    assert simulations[FROZEN_CELL.cell_id].differences(estimate(FROZEN_CELL)) == []
 
 
 def test_another_number_of_bytes_is_named() -> None:
@@ -192,11 +198,9 @@ def test_json_has_the_simulation(folder: Path) -> None:
     assert row["simulation"] == {"reason": "backend single is not simulated: it has no collectives"}
 
 
-def test_a_hybrid_shards_over_groups_of_the_size_that_its_cell_says() -> None:
+def test_a_hybrid_shards_over_groups_of_the_size_that_its_cell_says(simulations: Mapping[str, Any]) -> None:
     """Two copies over four ranks each. On four ranks with the default size there are as many groups as copies."""
-    cells = [replace(tiny_cell(backend=backend), world_size=8, shard_size=4) for backend in ("hsdp", "fsdp1_hybrid")]
-    simulations = simulate_cells(cells, environment=rank_environment())
-    for cell in cells:
+    for cell in GROUPED_CELLS:
         simulation = simulations[cell.cell_id]
         assert isinstance(simulation, Simulation), simulation
         assert simulation.differences(estimate(cell)) == []
