@@ -70,9 +70,9 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def estimated(matrix, tmp_path_factory):
-    """The cache that an estimate of the matrix has filled, and what it printed."""
+    """The cache that an estimate of the matrix has filled, in a process of its own as by default, and what it printed."""
     folder = tmp_path_factory.mktemp("estimated")
-    with pytest.MonkeyPatch.context() as monkeypatch, predicting_in_this_process():
+    with pytest.MonkeyPatch.context() as monkeypatch:
         use_cache(monkeypatch, folder)
         return folder, invoke("estimate", matrix)
 
