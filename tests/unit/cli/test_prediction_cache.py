@@ -21,6 +21,7 @@ from benchbox.store.predictions import read_predictions
 from benchbox.store.run import RunStore
 from benchbox.theory.prediction import Estimate
 from tests.support.example_run import CELL, MEASURE, example_record, example_run
+from tests.support.predictions import predicting_in_this_process
 
 VALUE = replace(CELL, policy="value")
 ESTIMATE = Estimate(
@@ -81,7 +82,8 @@ def test_a_tokenizer_with_a_link_to_a_file_that_is_gone_has_predictions_too(tmp_
 def test_a_policy_that_is_not_found_leaves_the_predictions_of_others():
     PredictionCache((), 3).write(VALUE, ESTIMATE)
     gone = replace(VALUE, policy="gone")
-    predictions = predict_cells([VALUE, gone], (), 3)
+    with predicting_in_this_process():
+        predictions = predict_cells([VALUE, gone], (), 3)
     assert predictions[VALUE.cell_id] == ESTIMATE
     assert "unknown policy 'gone'" in predictions[gone.cell_id]
 
