@@ -193,7 +193,7 @@ def test_where_a_thread_was_started_before_the_fork_launches_use_new_interpreter
     reason: str,
     launches: int,
 ) -> None:
-    """By an import of the server, or before it: a forked child would not have it."""
+    """Threads of an import of the server, or of what ran before it, which a forked child would not have."""
     (tmp_path / f"{module}.py").write_text(THREAD)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])]))
     launcher = ForkServerLauncher(worker_module="tests.support.stand_in_worker", preload=["threaded"], grace_s=1.0)

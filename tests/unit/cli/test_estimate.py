@@ -83,7 +83,7 @@ def filled_cache(estimated, tmp_path, monkeypatch):
     return use_cache(monkeypatch, Path(shutil.copytree(estimated[0], tmp_path / "filled")))
 
 
-@pytest.mark.usefixtures("filled_cache")
+@pytest.mark.usefixtures("filled_cache", "in_this_process")
 def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
     cells = json.loads(invoke("estimate", matrix, "--format", "json", "--accelerator", "h200", "--link", "nvlink4"))
     assert [entry["cell"]["backend"] for entry in cells] == ["ddp", "fsdp2"]
@@ -96,7 +96,7 @@ def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
     assert "all_reduce" in text
 
 
-@pytest.mark.usefixtures("filled_cache")
+@pytest.mark.usefixtures("filled_cache", "in_this_process")
 def test_the_time_of_a_step_is_bounded_by_products_in_the_dtype_of_the_recipe(matrix, monkeypatch):
     """On an A100 those of float32 take 16 times as long."""
     options = ("--accelerator", "a100", "--link", "nvlink3", "--only", "backend=ddp")
