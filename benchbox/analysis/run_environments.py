@@ -36,8 +36,11 @@ FIELD_OF_KEY = {"policy_sha256": "policy", "data_sha256": "data"}
 
 ENVIRONMENT_KEYS = (*_SAME_ENVIRONMENT, *ADDED_KEYS)
 
-# Of all launches of a run, whatever their cells: the others depend on the number of ranks, or are equal where launches resume.
+# Of all launches of a run, whatever their cells.
 _SAME_IN_A_RUN = ("machine", "benchbox", "torch", "accelerate", "deepspeed", "driver", "cuda", "nccl", "cpu_capability")
+
+# Of all launches of a run with as many ranks. The others depend on the cell, and each of its launches has the same.
+_SAME_OF_RANKS = ("launcher", "threads", "variables")
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS",)
 
@@ -88,14 +91,17 @@ def without_threads(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> dict[str, str]:
     """Return what launches of one run that ended ok were not all measured with: a text for every key of the environment."""
-    ok = [record for record in records if record["status"] == "ok"]
-    differences = {}
-    for key in _SAME_IN_A_RUN:
-        values_of_launches = (environment_value(record["environment"], key) for record in ok)
-        values = dict.fromkeys(matrix_text(value) for value in values_of_launches if value is not None)
-        if len(values) > 1:
-            differences[key] = f"launches of {run} differ in {key}: {', '.join(values)}"
-    return differences
+    values: dict[tuple[str, Any], dict[str, None]] = {}  # key, what its values may depend on -> values
+    for record in records:
+        for key in ENVIRONMENT_KEYS if record["status"] == "ok" else ():
+            depends_on = None if key in _SAME_IN_A_RUN else record["cell_id"]
+            if key in _SAME_OF_RANKS:
+                depends_on = record["cell"]["world_size"]
+            if (value := environment_value(record["environment"], key)) is not None:
+                values.setdefault((key, depends_on), {})[value_text(key, value)] = None
+    return {
+        key: f"launches of {run} differ in {key}: {', '.join(texts)}" for (key, _), texts in values.items() if len(texts) > 1
+    }
 
 
 def same_environment(environment: Mapping[str, Any]) -> dict[str, Any]:

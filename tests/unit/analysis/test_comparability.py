@@ -329,6 +329,29 @@ def test_launches_of_a_run_that_differ_in_a_version_are_mixed(key):
     assert mixed_environment(records) == {key: f"launches of the run differ in {key}: 1, 2"}
 
 
+def in_environments(cells, key):
+    """Records of a launch of each cell, each with another value of a key of the environment."""
+    records = [example_record(cell, launch) for launch, cell in enumerate(cells, 1)]
+    for record in records:
+        record["environment"][key] = str(record["launch"])
+    return records
+
+
+@pytest.mark.parametrize(
+    ("key", "may_differ", "may_not"),
+    [
+        ("launcher", (FSDP, replace(FSDP, world_size=1)), (FSDP, ZERO)),  # all ranks are started alike, as in `run --only`
+        ("threads", (FSDP, replace(FSDP, world_size=1)), (FSDP, ZERO)),
+        ("numerics", (FSDP, ZERO), (FSDP, FSDP)),  # a policy may set them
+        ("policy_sha256", (FSDP, replace(FSDP, policy="another")), (FSDP, FSDP)),
+    ],
+)
+def test_launches_of_a_run_are_mixed_where_nothing_of_their_cells_explains_another_environment(key, may_differ, may_not):
+    """A run that was resumed otherwise keeps the launches that it has, and is compared with no other run."""
+    assert mixed_environment(in_environments(may_differ, key)) == {}
+    assert mixed_environment(in_environments(may_not, key)) == {key: f"launches of the run differ in {key}: 1, 2"}
+
+
 @pytest.mark.parametrize(("axis", "is_compared"), [("world_size", True), ("batch", False)])
 def test_fewer_ranks_are_compared_with_the_threads_that_they_then_have(axis, is_compared):
     """Along another axis a difference of threads is one of the set-up."""

@@ -57,18 +57,22 @@ def half_with(records, **changes):
     return [record | {"environment": record["environment"] | (changes if record["launch"] < 4 else {})} for record in records]
 
 
+@pytest.mark.parametrize("key", ["torch", "launcher"])
 @pytest.mark.parametrize("side", ["base", "head"])
-def test_a_run_whose_launches_differ_in_a_version_is_incomparable_whatever_its_latest_launch_says(side):
-    """It was resumed after an upgrade."""
-    base, head = steady_records(step_s=STEP_S, started="2025-12-31"), steady_records(step_s=STEP_S * 1.5)
+def test_a_run_whose_launches_differ_in_their_environment_is_incomparable_whatever_its_latest_launch_says(side, key):
+    """It was resumed after an upgrade, or by another launcher."""
     base, head = (
-        half_with(records, torch="1.0") if side == name else records for name, records in (("base", base), ("head", head))
+        [record | {"environment": record["environment"] | {key: "2.0"}} for record in records]
+        for records in (steady_records(step_s=STEP_S, started="2025-12-31"), steady_records(step_s=STEP_S * 1.5))
+    )
+    base, head = (
+        half_with(records, **{key: "1.0"}) if side == name else records for name, records in (("base", base), ("head", head))
     )
     sides = figures(base, name="base"), figures(head)
     (change,) = compare_runs(*sides, metric_names=THROUGHPUT).changes
     assert change.verdict == "incomparable"
-    assert f"launches of {side} differ in torch: 1.0, 2.13.0 (--vary torch compares nevertheless)" in change.reason
-    (varied,) = compare_runs(*sides, metric_names=THROUGHPUT, vary=["torch"]).changes
+    assert f"launches of {side} differ in {key}: 1.0, 2.0 (--vary {key} compares nevertheless)" in change.reason
+    (varied,) = compare_runs(*sides, metric_names=THROUGHPUT, vary=[key]).changes
     assert varied.verdict == "regression"
 
 
