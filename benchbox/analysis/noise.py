@@ -9,7 +9,7 @@ from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
+from benchbox.analysis.inference import ALPHA, RELEVANT, Effect, estimate_effect, launches_to_settle
 from benchbox.analysis.run_environments import (
     latest_environment,
     mixed_environment,
@@ -178,40 +178,66 @@ def noise_floor(noise: Noise, launches: int) -> float:
 
 
 def smallest_difference(sigma: float, launches: int) -> float:
-    """Return the smallest relative difference that launches of each side show with probability `POWER`, at `ALPHA`.
+    """Return the smallest relative difference that launches of two runs show with probability `POWER`, at `ALPHA`.
 
     exp((t(1 - alpha / 2) + t(power)) * sigma * sqrt(2 / n)) - 1 with 2n - 2 degrees of freedom: the sample-size formula of a
     two-sample t test (Lachin, Controlled Clinical Trials 2, 1981), for logarithms of step times. It is approximate, because
     verdicts come from exact tests. For 5 to 7 launches, where an exact test needs a larger difference, the sum is simulated.
     """
-    return math.exp(_deviations(launches) * sigma * math.sqrt(2 / launches)) - 1
+    fewest = max(launches, launches_to_settle())
+    deviations = _SIMULATED.get(fewest) or _deviations_of_t(2 * fewest - 2)
+    return _relative(deviations, sigma, launches)
+
+
+def settled_difference(sigma: float, launches: int) -> float:
+    """Return the smallest relative difference of two cells that launches of a run settle with probability `POWER`.
+
+    They must show it, and their estimate must be relevant, which that of a difference of `RELEVANT` is half of the time.
+    """
+    deviations = NormalDist().inv_cdf(POWER)
+    relevant = (1 + RELEVANT) * (1 + _relative(deviations, sigma, launches)) - 1
+    return max(relevant, smallest_difference(sigma, launches), _relative(_deviations_of_rounds(launches), sigma, launches))
 
 
 def launches_for(sigma: float, difference: float) -> int:
-    """Return the launches of each cell of a run from which on `smallest_difference` is at most this difference."""
+    """Return the launches of each of two equal cells of a run that settle that they differ by less than `difference`.
+
+    With them, the interval of the ratio is within it with probability `POWER`.
+    """
+    central = (1 + POWER) / 2  # the estimate may be on either side
     # A normal distribution asks for fewer.
-    normal = sum(NormalDist().inv_cdf(probability) for probability in _PROBABILITIES)
+    normal = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(central)
     launches = max(launches_to_settle(), math.floor(2 * (normal * sigma / math.log(1 + difference)) ** 2))
-    while smallest_difference(sigma, launches) > difference:
+    while True:
+        deviations = _SIMULATED_EQUAL.get(launches) or _deviations_of_rounds(launches, central)
+        if _relative(deviations, sigma, launches) <= difference:
+            return launches
         launches += 1
-    return launches
 
 
 # Standard errors of a difference that the exact test finds with probability `POWER` in normal noise, by number of launches.
 # Found by bisection over simulated comparisons, 200,000 for 5 launches and 1,000 for 6 and 7.
 _SIMULATED = {5: 5.62, 6: 4.87, 7: 4.55}
-_PROBABILITIES = (1 - ALPHA / 2, POWER)
+# Standard errors within which the interval of two equal cells is with probability `POWER`, where they are more than t says: of
+# 20,000, 6,000, 2,000 and 2,000 simulated comparisons.
+_SIMULATED_EQUAL = {5: 6.22, 6: 5.39, 7: 4.98, 10: 5.46}
+_MIN_ROUNDS = 10  # launches of each cell of a run from which on they are exchanged within rounds
 
 
-def _deviations(launches: int) -> float:
-    fewest = max(launches, launches_to_settle())
-    return _SIMULATED.get(fewest) or _deviations_of_t(2 * fewest - 2)
+def _relative(deviations: float, sigma: float, launches: int) -> float:
+    """Return so many standard errors of a difference of logarithms as a relative difference."""
+    return math.exp(deviations * sigma * math.sqrt(2 / launches)) - 1
 
 
-def _deviations_of_t(freedom: float) -> float:
+def _deviations_of_rounds(launches: int, power: float = POWER) -> float:
+    """Return the standard errors of a difference that the test of two cells of a run finds. A round has one difference."""
+    return _deviations_of_t(launches - 1 if launches >= _MIN_ROUNDS else 2 * launches - 2, power)
+
+
+def _deviations_of_t(freedom: float, power: float = POWER) -> float:
     from scipy.special import stdtrit
 
-    return float(sum(stdtrit(freedom, probability) for probability in _PROBABILITIES))
+    return float(stdtrit(freedom, 1 - ALPHA / 2) + stdtrit(freedom, power))
 
 
 def describe_missing_floor(noises: Mapping[str, Noise], matrix_file: str) -> str:

@@ -31,7 +31,7 @@ def noise(
     policy_dirs: PolicyDirOption,
     only: OnlyOption,
     launches: Annotated[int, typer.Option(metavar="N", help="Launches in all, at least 10.")] = _DEFAULT_LAUNCHES,
-    resolution: Annotated[str, typer.Option(metavar="PERCENT", help="Say how many launches settle it.")] = "2%",
+    resolution: Annotated[str, typer.Option(metavar="PERCENT", help="Say how many launches settle equality.")] = "2%",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -177,13 +177,14 @@ def _hours_since(time: str) -> float:
 
 def _describe_launches(latest: "Noise", share: float) -> list[str]:
     """Return what the launches of the latest run show about cells of one run."""
-    from benchbox.analysis.noise import launches_for, smallest_difference
+    from benchbox.analysis.noise import launches_for, settled_difference
 
     lines = [
-        f"{number} launches of each cell show a difference of {smallest_difference(latest.sigma, number):.1%} within a run"
+        f"{number} launches of each cell settle a difference of {settled_difference(latest.sigma, number):.1%} within a run"
         for number in (5, 10, 20)
     ]
-    return [*lines, f"{launches_for(latest.sigma, share)} launches of each cell settle a difference of {100 * share:.3g}%"]
+    needed = launches_for(latest.sigma, share)
+    return [*lines, f"{needed} launches of each cell settle that equal ones differ by less than {100 * share:.3g}%"]
 
 
 def _describe_runs(measured: "Noise", not_counted: str | None, launches: int) -> list[str]:

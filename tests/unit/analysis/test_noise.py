@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from benchbox.analysis.baseline import find_baseline, make_baseline
+from benchbox.analysis.comparability import verdict_of_effect
 from benchbox.analysis.gate import gate
-from benchbox.analysis.inference import ALPHA, estimate_effect
+from benchbox.analysis.inference import ALPHA, RELEVANT, Criteria, estimate_effect
 from benchbox.analysis.noise import (
     describe_floor,
     drift,
     launches_for,
     measure_noise,
     noise_floor,
+    settled_difference,
     smallest_difference,
     split_launches,
     why_not_used,
@@ -55,10 +57,32 @@ def test_the_smallest_difference_of_a_run_is_found_nine_times_of_ten(sigma, laun
     assert 0.8 <= found / repetitions <= 0.98
 
 
-def test_the_launches_for_a_difference_are_the_fewest_that_show_it():
-    launches = launches_for(0.02, 0.02)
-    assert smallest_difference(0.02, launches) <= 0.02 < smallest_difference(0.02, launches - 1)
-    assert launches_for(1e-6, 0.02) == 5  # fewer have no interval
+def share_of_verdict(verdict, sigma, launches, *, ratio=1.0, relevant=RELEVANT):
+    """Return the share of simulated pairs of cells of a run that have a verdict."""
+    rng, count, repetitions = np.random.default_rng(2), 0, 400 if launches < 8 else 100
+    for _ in range(repetitions):
+        subject, reference = np.exp(rng.normal(0, sigma, (2, launches)))
+        effect = estimate_effect(dict(enumerate(subject * ratio)), dict(enumerate(reference)))
+        count += verdict_of_effect(effect, effect.p, Criteria(relevant=relevant)) == verdict
+    return count / repetitions
+
+
+@pytest.mark.parametrize(("sigma", "launches"), [(0.001, 5), (0.005, 5), (0.03, 5), (0.001, 10), (0.03, 10)])
+def test_the_difference_that_launches_of_a_run_settle_has_its_verdict_nine_times_of_ten(sigma, launches):
+    """Also where it is the relevance that asks for more than chance does, and where launches are exchanged within rounds."""
+    difference = settled_difference(sigma, launches)
+    assert 0.8 <= share_of_verdict("improvement", sigma, launches, ratio=1 + difference) <= 0.98
+
+
+@pytest.mark.parametrize("sigma", [0.0058, 0.009, 0.01])
+def test_the_launches_for_equality_settle_it_nine_times_of_ten_and_fewer_less_often(sigma):
+    launches = launches_for(sigma, 0.02)
+    assert 0.8 <= share_of_verdict("neutral", sigma, launches) <= 0.98
+    assert share_of_verdict("neutral", sigma, max(5, launches - 3)) < 0.8
+
+
+def test_fewer_than_five_launches_settle_nothing_however_little_they_scatter():
+    assert launches_for(1e-6, 0.02) == 5
 
 
 def test_halves_of_launches_are_paired_by_round():

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from benchbox.analysis.noise import describe_floor, drift, launches_for, noise_floor, smallest_difference
+from benchbox.analysis.noise import describe_floor, drift, launches_for, noise_floor, settled_difference
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_USAGE
 from benchbox.launch.runner import RunSummary
 from benchbox.launch.supervise.group import never_stop
@@ -74,9 +74,9 @@ def test_the_noise_of_the_first_cell_is_printed_and_kept_for_its_machine_and_mat
     assert halves.startswith("odd against even launches: 1.00")
     assert halves.endswith(", where 1 is the truth")
     for line, number in ((five, 5), (ten, 10), (twenty, 20)):
-        shown = smallest_difference(kept.sigma, number)
-        assert line == f"{number} launches of each cell show a difference of {shown:.1%} within a run"
-    assert needed == "5 launches of each cell settle a difference of 1%"
+        settled = settled_difference(kept.sigma, number)
+        assert line == f"{number} launches of each cell settle a difference of {settled:.1%} within a run"
+    assert needed == "5 launches of each cell settle that equal ones differ by less than 1%"
     assert between == f"noise floor: {describe_floor(kept, 5)}"
     assert proposed == "proposed threshold: max_regression: 1%"
     assert path == f"kept in {tmp_path / 'cache' / 'benchbox' / 'noise' / MACHINE}.json"
