@@ -102,12 +102,11 @@ def _read(name: str, path: Path) -> Side:
         return Side(name=name, figures=figures_of_baseline(name, read_baseline(path)))
     store = RunStore(path)
     run = store.run()
-    matrix_file = run.matrix_file if Path(run.matrix_file).is_file() else None
     return Side(
         name=name,
         figures=figures_of_run(name, run, list(store.records())),
-        matrix_file=matrix_file,
-        axes_line=None if matrix_file is None else _axes_line(Path(matrix_file)),
+        matrix_file=run.matrix_file if run.matrix_path else None,
+        axes_line=_axes_line(run.matrix_path) if run.matrix_path else None,
     )
 
 

@@ -112,12 +112,12 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
         else:
             floor = describe_floor(noise, run.launches)
             notes = [f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})"]
-    file = Path(run.matrix_file) if thresholds is None else thresholds
+    file = run.matrix_path if thresholds is None else thresholds
     return GateView(
         path=str(path),
         rows=gate(run, summaries, lookup),
-        file=str(file) if file.is_file() else None,
-        lines=threshold_lines(file, run.thresholds) if file.is_file() else {},
+        file=str(file) if file else None,
+        lines=threshold_lines(file, run.thresholds) if file else {},
         notes=notes,
         noise=lookup.noise,
     )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
@@ -30,7 +31,6 @@ from benchbox.store.record import SCHEMA_VERSION, check_keys, check_record, chec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from benchbox.registry.launch_record import CellDict, LaunchRecord
 
@@ -108,6 +108,14 @@ class Run:
     def launches(self) -> int:
         """Number of launches planned for every cell; with `sequential`, those of the last look that was reached."""
         return int(self.measure["launches"])
+
+    @property
+    def matrix_path(self) -> Path | None:
+        """Return the file of the matrix; None where it is not here, or in a folder that this user may not look into."""
+        with suppress(OSError):
+            if (path := Path(self.matrix_file)).is_file():
+                return path
+        return None
 
     @property
     def cells_of_walks(self) -> set[str]:

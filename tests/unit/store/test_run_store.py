@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -128,6 +130,20 @@ def test_a_damaged_run_file_is_refused(store, change):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(RecordError, match=r"run\.json: not what benchbox writes"):
         store.run()
+
+
+def test_a_matrix_that_may_not_be_looked_at_is_as_one_that_is_not_here(tmp_path, monkeypatch):
+    """A run of a colleague, whose matrix is in a folder of their own."""
+    run = example_run([CELL], matrix_file=str(tmp_path / "m.yaml"))
+    assert run.matrix_path is None
+    (tmp_path / "m.yaml").write_text("name: example\n")
+    assert run.matrix_path == tmp_path / "m.yaml"
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert run.matrix_path is None
 
 
 def test_the_table_has_one_row_a_launch_and_survives_parquet_and_csv(tmp_path):
