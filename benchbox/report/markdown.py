@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox import __version__
 from benchbox.launch.fingerprint import report_sha256
 from benchbox.report import equivalence, ranks
+from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -177,5 +178,5 @@ def table_lines(
 
 
 def escape(text: str) -> str:
-    """Escape text so that Markdown shows it literally, in one line."""
-    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(text.split()))
+    """Escape text so that Markdown shows it literally, in one line, and no sequence of it controls a terminal."""
+    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", escape_unprintable(" ".join(text.split())))

@@ -118,7 +118,7 @@ class LaunchTable:
         for line in self._rows:
             row = json.loads(line)
             row += [None] * (len(names) - len(row))
-            yield [str(row[index]) if is_text and row[index] is not None else row[index] for index, is_text in shown]
+            yield [_text(row[index]) if is_text and row[index] is not None else row[index] for index, is_text in shown]
 
     def _groups(self) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -143,6 +143,11 @@ class _Lines:
 
     def write(self, row: str) -> None:
         self._stream.write(row.removesuffix("\r\n").encode() + b"\n")
+
+
+def _text(value: Any) -> str:
+    """Return a value as text; what is no character, such as a byte of a path that is not UTF-8, becomes an escape."""
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def _arrow_type(types: set[type]) -> pa.DataType:

@@ -150,6 +150,7 @@ def test_markdown_shows_names_literally_and_keeps_its_tables_intact(written):
         rows = [line.replace("\\|", "") for line in block.splitlines() if line.startswith("|")]
         assert len({row.count("|") for row in rows}) <= 1, block
     assert escape("a|b\nc*d*") == "a\\|b c\\*d\\*"
+    assert escape("\x1b[2J") == "\\\\x1b\\[2J", "it clears no terminal that shows it"
 
 
 def test_markdown_has_the_content_of_the_page(written):

@@ -214,6 +214,18 @@ def test_the_busiest_host_of_a_launch_is_in_its_row():
     assert set(frame) - set(without) == {"host.busy", "host.other_cpu_share", "host.energy_j_per_sample"}
 
 
+def test_a_text_that_is_not_unicode_is_in_the_table_with_an_escape(store, tmp_path):
+    """A file whose name is not UTF-8 was not found, as a launch's error says."""
+    error = {"type": "FileNotFoundError", "message": "no such file: caf\udce9.json", "rank": 0, "phase": None, "traceback": None}
+    store.write_record(example_record(status="crash", error=error))
+    with LaunchTable() as table:
+        for record in store.records():
+            table.add(record)
+        csv, parquet = table.write(tmp_path)
+    for frame in (pd.read_csv(csv), pd.read_parquet(parquet)):
+        assert list(frame["error.message"]) == ["no such file: caf\\udce9.json"]
+
+
 def test_a_run_without_records_has_an_empty_table(tmp_path):
     with LaunchTable() as table:
         csv, parquet = table.write(tmp_path)
