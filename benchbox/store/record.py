@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict
 
 SCHEMA_VERSION = 1
+_LARGEST = sys.float_info.max
 
 
 class _CellTypes(TypedDict, total=False):
@@ -66,7 +67,8 @@ def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it 
     """Raise RecordError unless `value` is a launch record that this version can read.
 
     Raises:
-        RecordError: a newer schema, an unknown status, missing keys, or a value of another type than declared.
+        RecordError: a newer schema, an unknown status, missing keys, a value of another type than declared, or a time or a
+            throughput that is not above zero.
     """
     check_version(value, where)
     if problem := type_problem(value, LaunchRecord) or type_problem(value["cell"], _CellTypes, "cell"):
@@ -75,6 +77,8 @@ def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it 
         raise RecordError(f"{where}: unknown status {value['status']!r}")
     if empty := _empty_measurement(value):
         raise RecordError(f"{where}: {empty}: empty, and values of every rank are expected; {remedy}")
+    if impossible := _impossible_measurement(value):
+        raise RecordError(f"{where}: {impossible}: a number above zero is expected; {remedy}")
 
 
 def _empty_measurement(value: Mapping[str, Any]) -> str | None:
@@ -86,6 +90,14 @@ def _empty_measurement(value: Mapping[str, Any]) -> str | None:
         return "step_time_s.slowest"
     phases = value["phases_s"] or {}
     return next((f"phases_s.{name}.per_rank" for name, phase in phases.items() if not all(phase["per_rank"] or [None])), None)
+
+
+def _impossible_measurement(value: Mapping[str, Any]) -> str | None:
+    """Return the first key of a record that holds a time or a throughput which is not above zero, or no number."""
+    times = value["step_time_s"]["slowest"] if value["step_time_s"] else ()
+    rates = [value["throughput"]["global_samples_per_s"]] if value["throughput"] else ()
+    numbers = {"step_time_s.slowest": times, "throughput.global_samples_per_s": rates}
+    return next((key for key, entries in numbers.items() if not all(0 < entry <= _LARGEST for entry in entries)), None)
 
 
 def share_equal_values(value: dict[str, Any], other: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ def change(value: Any, path: str, item: object) -> Any:
         ("phases_s.forward.per_rank", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
         ("phases_s.forward.per_rank.1", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
         ("memory.per_rank", [], "memory.per_rank: empty, and values of every rank are expected"),
+        *(
+            (key, value, f"{key.removesuffix('.0')}: a number above zero is expected")
+            for key in ("throughput.global_samples_per_s", "step_time_s.slowest.0")
+            for value in (0, -1.5, math.nan, math.inf, 10**400)
+        ),
     ],
 )
 def test_a_record_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, path, value, problem):
