@@ -216,7 +216,13 @@ def test_the_busiest_host_of_a_launch_is_in_its_row():
 
 def test_a_text_that_is_not_unicode_is_in_the_table_with_an_escape(store, tmp_path):
     """A file whose name is not UTF-8 was not found, as a launch's error says."""
-    error = {"type": "FileNotFoundError", "message": "no such file: caf\udce9.json", "rank": 0, "phase": None, "traceback": None}
+    error = {
+        "type": "FileNotFoundError",
+        "message": "no such file: caf\udce9.json",
+        "rank": 0,
+        "phase": None,
+        "traceback": None,
+    }
     store.write_record(example_record(status="crash", error=error))
     with LaunchTable() as table:
         for record in store.records():
