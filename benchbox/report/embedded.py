@@ -7,9 +7,10 @@ import gzip
 import re
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from benchbox.analysis.quantities import UNKNOWN
+from benchbox.store.files import json_text
 
 if TYPE_CHECKING:
     from benchbox.report.columns import CellValue
@@ -23,7 +24,11 @@ def compress_data(data: Any) -> str:
 
     Numbers that are not finite are null: JSON has none, and a page that cannot read its data has a table without controls.
     """
-    return base64.b64encode(gzip.compress(to_json(data, inf_nan_mode="null"), compresslevel=6, mtime=0)).decode("ascii")
+    try:
+        text = to_json(data, inf_nan_mode="null")
+    except PydanticSerializationError:  # a text is not Unicode, such as the path in an error: of these, JSON has escapes
+        text = json_text(data).encode("ascii")
+    return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode("ascii")
 
 
 def table_data(report: Report) -> dict[str, Any]:

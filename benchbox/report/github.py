@@ -5,6 +5,8 @@ The format is that of https://docs.github.com/actions/reference/workflow-command
 
 from __future__ import annotations
 
+from benchbox.report.unprintable import escape_unprintable
+
 
 def annotation(level: str, title: str, message: str, *, file: str | None = None, line: int | None = None) -> str:
     """Return an annotation; without a file it is one of the whole workflow.
@@ -17,6 +19,7 @@ def annotation(level: str, title: str, message: str, *, file: str | None = None,
 
 
 def _escape(text: str) -> str:
+    text = "".join(char if char in "\r\n" else escape_unprintable(char) for char in text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

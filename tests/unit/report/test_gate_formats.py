@@ -158,9 +158,10 @@ def test_every_format_of_check_is_printed_alone(name, tmp_path):
         assert text.startswith("::error ")
 
 
-def test_a_note_of_several_lines_stays_one_annotation():
-    (line, summary) = render_gate_github(replace(VIEW, rows=[row("breach", note="50%\r\n::error ::no")])).splitlines()
-    assert line.endswith("breach: 50%25%0D%0A::error ::no")
+def test_a_note_of_several_lines_stays_one_annotation_without_control_characters():
+    note = "50%\r\n::error ::no \x1b[2J\u2028"
+    (line, summary) = render_gate_github(replace(VIEW, rows=[row("breach", note=note)])).splitlines()
+    assert line.endswith("breach: 50%25%0D%0A::error ::no \\x1b[2J\\u2028")
     assert summary.startswith("benchbox check ")
     (line, _) = render_gate_github(replace(VIEW, rows=[row("breach")], file=None)).splitlines()
     assert line.startswith("::error title=step_time_s%3A breach::")

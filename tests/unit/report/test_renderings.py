@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from benchbox.report import write_reports
+from benchbox.report.embedded import compress_data
 from benchbox.report.html import render_html
 from benchbox.report.markdown import escape, render_summary
 from benchbox.report.rows import print_rows, say
@@ -151,6 +152,12 @@ def test_markdown_shows_names_literally_and_keeps_its_tables_intact(written):
         assert len({row.count("|") for row in rows}) <= 1, block
     assert escape("a|b\nc*d*") == "a\\|b c\\*d\\*"
     assert escape("\x1b[2J") == "\\\\x1b\\[2J", "it clears no terminal that shows it"
+
+
+def test_data_in_the_page_have_escapes_for_texts_that_are_not_unicode():
+    """Such as the name of a file that was not found."""
+    data = [["caf\udce9", "größe", None]]
+    assert json.loads(gzip.decompress(base64.b64decode(compress_data(data)))) == data
 
 
 def test_markdown_has_the_content_of_the_page(written):
