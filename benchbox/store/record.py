@@ -77,6 +77,8 @@ def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it 
         raise RecordError(f"{where}: unknown status {value['status']!r}")
     if empty := _empty_measurement(value):
         raise RecordError(f"{where}: {empty}: empty, and values of every rank are expected; {remedy}")
+    if other := _of_other_ranks(value):
+        raise RecordError(f"{where}: {other}: values of as many ranks as in step_time_s.per_rank are expected; {remedy}")
     if impossible := _impossible_measurement(value):
         raise RecordError(f"{where}: {impossible}: a number above zero is expected; {remedy}")
 
@@ -90,6 +92,16 @@ def _empty_measurement(value: Mapping[str, Any]) -> str | None:
         return "step_time_s.slowest"
     phases = value["phases_s"] or {}
     return next((f"phases_s.{name}.per_rank" for name, phase in phases.items() if not all(phase["per_rank"] or [None])), None)
+
+
+def _of_other_ranks(value: Mapping[str, Any]) -> str | None:
+    """Return the first key of a record that has the times of more or fewer ranks than its steps have."""
+    if value["step_time_s"] is None:
+        return None
+    ranks = len(value["step_time_s"]["per_rank"])
+    parts = {key: value.get(key) or {} for key in ("phases_s", "step_split_s")}
+    lists = {f"{key}.{name}.per_rank": part["per_rank"] for key, named in parts.items() for name, part in named.items()}
+    return next((key for key, entries in lists.items() if len(entries) != ranks), None)
 
 
 def _impossible_measurement(value: Mapping[str, Any]) -> str | None:

@@ -35,13 +35,19 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict, LaunchRecord
 
 
+class _CellTypes(TypedDict):
+    """Field of a cell by which it is called where no field varies; there are others."""
+
+    backend: str
+
+
 class _PlannedCell(TypedDict):
     cell_id: str
-    cell: dict[str, Any]
+    cell: _CellTypes
 
 
 class _SkippedCell(TypedDict):
-    cell: dict[str, Any]
+    cell: _CellTypes
     reason: str
 
 
@@ -133,6 +139,16 @@ class Run:
         return planned | {cell_id: 1 for cell_id, fastest in tried if cell_id != fastest}
 
 
+def _check_plan(run: Run) -> None:
+    """Raise ValueError for a plan that contradicts itself."""
+    if not all(walk["cells"] for walk in run.walks):
+        raise ValueError("a walk without batches")
+    if unknown := run.cells_of_walks - run.cells.keys():
+        raise ValueError(f"a walk with the cell {min(unknown)}, which is not planned")
+    if run.sequential is not None and not run.sequential.get("looks"):
+        raise ValueError("sequential without looks")
+
+
 class RunStore:
     """One run directory. Reading never writes, and writing is atomic, so it can be read while it is being filled."""
 
@@ -204,9 +220,11 @@ class RunStore:
             raise RecordError(f"{path}: not what benchbox writes ({problem})")
         try:
             cells = {entry["cell_id"]: entry["cell"] for entry in values.pop("cells")}
-            return Run(**values, cells=cells)
+            run = Run(**values, cells=cells)
+            _check_plan(run)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{path}: not what benchbox writes ({type(error).__name__}: {error})") from None
+        return run
 
     def launch_dir(self, cell_id: str, launch: int) -> Path:
         """Return the folder in which a launch keeps its job, events, rank results and logs."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchbox.errors import EXIT_USAGE, RecordError
+from benchbox.registry.phases import STEP_PARTS
 from benchbox.store.baseline import read_baseline
 from benchbox.store.benchmarks import BASELINE_KIND, read_benchmarks
 from benchbox.store.json_types import type_problem
@@ -17,6 +18,8 @@ from tests.support.example_run import CELL, example_record, example_run
 from tests.support.host_states import busy_state
 
 REMOVED = object()
+AS_MANY = "values of as many ranks as in step_time_s.per_rank"
+WALK = {"cells": [], "at_most": None, "predicted_batch": None, "prediction_reason": None, "fastest": None}
 VALUE = {"value": 0.5, "low": 0.4, "high": 0.6, "launches": 3}  # of a baseline
 
 
@@ -62,6 +65,8 @@ def change(value: Any, path: str, item: object) -> Any:
         ("phases_s.forward.per_rank", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
         ("phases_s.forward.per_rank.1", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
         ("memory.per_rank", [], "memory.per_rank: empty, and values of every rank are expected"),
+        ("phases_s.forward.per_rank", [[0.1]], f"phases_s.forward.per_rank: {AS_MANY} are expected"),
+        ("step_split_s.compute.per_rank", [[0.1]], f"step_split_s.compute.per_rank: {AS_MANY} are expected"),
         *(
             (key, value, f"{key.removesuffix('.0')}: a number above zero is expected")
             for key in ("throughput.global_samples_per_s", "step_time_s.slowest.0")
@@ -72,7 +77,8 @@ def change(value: Any, path: str, item: object) -> Any:
 def test_a_record_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, path, value, problem):
     store = RunStore(tmp_path)
     store.write_run(example_run([CELL]))
-    file = store.write_record({**example_record(), "host": busy_state()})
+    split = {part: {"per_rank": [[0.1] * 4] * 2} for part in STEP_PARTS}
+    file = store.write_record({**example_record(), "host": busy_state(), "step_split_s": split})
     file.write_text(json.dumps(change(json.loads(file.read_text()), path, value)))
     with pytest.raises(RecordError) as raised:
         list(store.records())
@@ -87,6 +93,10 @@ def test_a_record_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, 
         ("skipped", 0, "skipped: a whole number, and a list is expected"),
         ("thresholds.0", "ok", "thresholds[0]: text, and an object is expected"),
         ("matrix", None, "matrix: null, and an object is expected"),
+        ("cells.0.cell.backend", REMOVED, "cells[0].cell: missing backend"),
+        ("walks", [WALK], "ValueError: a walk without batches"),
+        ("walks", [WALK | {"cells": ["0a1b"]}], "ValueError: a walk with the cell 0a1b, which is not planned"),
+        ("sequential", {"looks": [], "resolution": 0.02}, "ValueError: sequential without looks"),
     ],
 )
 def test_a_plan_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, path, value, problem):
