@@ -179,7 +179,7 @@ def _scaler(state: ObserverState, model: nn.Module | None) -> Scaler | None:
         return Scaler(
             name="DeepSpeed", steps=int(getattr(model, "global_steps", 0)), skipped=int(getattr(model, "skipped_steps", 0))
         )
-    return None
+    return Scaler(name="the script", steps=0, skipped=0) if calls.loss_scale.was_scaled else None
 
 
 def _default_decay(observed: ObservedOptimizer) -> float | None:

@@ -233,7 +233,7 @@ class ConfiguredReduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaler:
-    """Loss scaling: the steps requested while steps were observed, and those skipped."""
+    """Loss scaling: the steps requested while steps were observed, and those skipped. A script's own requests none."""
 
     name: str
     steps: int

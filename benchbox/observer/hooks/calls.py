@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..facts import StateLoad
 from ..introspect.tensors import dtype_name
 from .clips import Clip, PendingClips
+from .loss_scale import LossScaleWatch
 from .patches import FunctionPatches
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class PatchedCalls:
         self.scaled_steps = 0
         self.steps_taken = 0  # by optimizers, as the observer counts them
         self.skipped = 0
+        self.loss_scale = LossScaleWatch(guard)  # of the script itself
         self.clips = PendingClips()
         self._patches = FunctionPatches()
         self._has_other_norm = False  # the latest total norm is none of squares
@@ -75,6 +77,8 @@ class PatchedCalls:
         self._patches.remove()
 
     def _record_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._guard:
+            self.loss_scale.watch(args[0] if args else kwargs["tensors"])
         result = original(*args, **kwargs)
         self._on_backward()
         return result

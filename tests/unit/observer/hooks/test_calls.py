@@ -1,4 +1,4 @@
-"""Clipping and loading of optimizer state, recorded by patched functions."""
+"""Clipping, scaled losses and loading of optimizer state, recorded by patched functions."""
 
 from __future__ import annotations
 
@@ -47,6 +47,34 @@ def test_steps_of_a_gradient_scaler_and_those_that_it_skips_are_counted(fused):
             scaler.step(optimizer)
             scaler.update()
     assert observer.facts().scaler == Scaler(name="GradScaler", steps=4, skipped=1)
+
+
+def scaled_and_halved(loss):
+    return (loss * torch.tensor(1024.0)).double() / 2
+
+
+@pytest.mark.parametrize(
+    ("scaled", "reported"),
+    [
+        (lambda loss: loss, {"BXP305"}),
+        (lambda loss: 2.5 * loss / 4, {"BXP305"}),
+        (lambda loss: 512 * loss, set()),
+        (scaled_and_halved, set()),
+    ],
+)
+def test_a_loss_that_the_script_multiplies_by_hand_is_scaled(scaled, reported):
+    model = layers(torch.float16)
+    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=1e-3)
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(3):
+            scaled(model(torch.ones(2, 8, dtype=torch.float16)).float().square().mean()).backward()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                master.grad, parameter.grad = parameter.grad.float(), None
+            optimizer.step()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.data.copy_(master)
+    assert {finding.code for finding in judge([observer.facts()]).findings} & {"BXP305"} == reported
 
 
 def test_a_single_micro_batch_that_adds_to_gradients_of_zero_accumulates_nothing():

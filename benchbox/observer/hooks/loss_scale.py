@@ -1,0 +1,53 @@
+"""Loss scales that a script applies by hand: constants that multiply the loss right before its backward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .guard import FailureGuard
+
+# Smaller factors weight a loss; loss scales are powers of two, from 128 on in practice.
+_MIN_SCALE = 16.0
+# Operations that multiply a loss by a constant, or leave it as it is.
+_SCALING = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0", "CloneBackward0"})
+
+
+class LossScaleWatch:
+    """Measures the gradient of a loss before the script multiplied it.
+
+    Constants that autograd saved are not read: activation checkpointing would compute a forward pass to unpack them.
+
+    Args:
+        guard: of the measurement, which runs inside the training's backward pass.
+    """
+
+    def __init__(self, guard: FailureGuard) -> None:
+        self._guard = guard
+        self.was_scaled = False
+
+    def watch(self, losses: Tensor | Sequence[Tensor]) -> None:
+        """Measure in the backward pass that is about to begin."""
+        loss = losses if isinstance(losses, Tensor) else losses[0] if len(losses) == 1 else None
+        if self.was_scaled or type(loss) is not Tensor or loss.numel() != 1:
+            return
+        if loss.is_cuda and torch.cuda.is_current_stream_capturing():  # no number can be read
+            return
+        last, node = None, loss.grad_fn
+        while node is not None and node.name() in _SCALING:
+            inputs = [function for function, _ in node.next_functions if function is not None]
+            if len(inputs) != 1:  # two factors that are both trained
+                break
+            last, node = node, inputs[0]
+        if last is not None:
+            last.register_hook(self._measure)
+
+    def _measure(self, of_inputs: Sequence[Any], _: Any) -> None:
+        with self._guard:
+            gradients = [gradient for gradient in of_inputs if gradient is not None and gradient.numel() == 1]
+            self.was_scaled |= any(abs(gradient.item()) >= _MIN_SCALE for gradient in gradients)
