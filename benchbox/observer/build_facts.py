@@ -46,6 +46,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
     accelerator = state.objects.accelerator
     _count_tensors(state, optimizers)
     chain = optimizers[0].chain if optimizers else []
+    averages = tuple(state.averages.facts(len(state.steps)))
     reached = {name: _reached_optimizers(schedule, optimizers) for name, schedule in named_schedules(state.objects.schedules)}
     return RankFacts(
         rank=rank,
@@ -60,7 +61,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         ),
         parameters=tuple(parameter_facts(state)),
         buffers=tuple(buffer_facts(state)),
-        averages=tuple(state.averages.facts(len(state.steps))),
+        averages=averages,
         accumulated_in=tuple(sorted(state.forward_hooks.accumulated_in)),
         collectives=tuple(state.operations.collectives.by_dtype()),
         reduction=configured_reduction(model) if model is not None else None,
@@ -82,7 +83,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         contract=state.contract,
         libraries=state.libraries,
         locations=tuple(state.locations.locations(_constructed(state, optimizers), state.objects.models)),
-        missing=_missing_sections(state, optimizers, model, _COMPILED if compiled else _NO_STEP),
+        missing=_missing_sections(state, optimizers, model, _COMPILED if compiled else _NO_STEP, has_averages=bool(averages)),
         problems=problems,
     )
 
@@ -187,7 +188,12 @@ def _default_decay(observed: ObservedOptimizer) -> float | None:
 
 
 def _missing_sections(
-    state: ObserverState, optimizers: Sequence[ObservedOptimizer], model: nn.Module | None, no_step: str
+    state: ObserverState,
+    optimizers: Sequence[ObservedOptimizer],
+    model: nn.Module | None,
+    no_step: str,
+    *,
+    has_averages: bool,
 ) -> dict[str, str]:
     missing: dict[str, str] = {}
     if not optimizers:
@@ -204,7 +210,7 @@ def _missing_sections(
         missing["autocast"] = "no forward pass was seen"
     if not any(observation.clips or observation.reported for observation in state.steps):
         missing["clip"] = "no clipping was seen"
-    if not state.averages:
+    if not has_averages:
         missing["averages"] = "no average of the weights was " + ("found" if state.averages.searched else "searched for")
     if not state.objects.schedules:
         missing["schedule"] = "no learning-rate schedule was found"

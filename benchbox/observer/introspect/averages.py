@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,31 +12,55 @@ from torch import Tensor, nn
 from ..facts import WeightAverage
 from ..numerics.expected_update import sample
 from ..numerics.probes import MAX_ELEMENTS, can_probe
-from .names import live_parameters
+from .tensor_sources import followed_parameters, parameter_lists
 from .tensors import dtype_name, local_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+    from .tensor_sources import NamedParameters, TensorSource
 
 # Significant bits of a number, the hidden one included. In a warm-up an average in float32 may be thousands of its own units
 # behind, and its update still less than one of them, which is no fault: it is measured in those of bfloat16.
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 8, "float64": 8}
 # An average that takes a tenth of the difference moves long before it is so far away.
 _LAGGING_UNITS = 8.0
-
-
-class _Pair(NamedTuple):
-    name: str
-    parameter: str
-    average: weakref.ref[Tensor]  # a script may replace it at every update, and must not keep the memory of the old one
-    live: Tensor
+# Sums of gradients have the shapes of weights, too. An average is nearer to the weights than half their norm.
+_NEAR = 0.5
 
 
 class _Record(NamedTuple):
-    pair: _Pair
     values: Tensor  # a sample of the average
     version: int  # torch's count of writes
+    average: weakref.ref[Tensor]  # a script may replace it at every update, and must not keep the memory of the old one
+
+
+@dataclass
+class _WatchedSource:
+    """A place of averages, the parameters that they follow, and the averages at the beginning of a number of steps.
+
+    A tensor that was replaced between two looks at it, and again until the third, is replaced at every update.
+    """
+
+    source: TensorSource
+    parameters: NamedParameters
+    records: list[_Record | None]
     step: int
+    was_replaced: bool = False
+
+    def pairs(self) -> Iterator[tuple[str, Tensor, Tensor, _Record]]:
+        """Yield (name of the parameter, parameter, average, record) of the averages that are still there."""
+        averages = self.source.read()
+        if len(averages) == len(self.records) == len(self.parameters):
+            for (name, parameter), average, record in zip(self.parameters, averages, self.records, strict=True):
+                if record is not None and _can_watch(average, parameter):
+                    yield name, parameter, average, record
+
+    def begin_again(self, step: int) -> None:
+        """Compare with the averages before this step instead."""
+        self.was_replaced = any(record.average() is not average for _, _, average, record in self.pairs())
+        self.records = _records(self.source.read(), self.parameters)
+        self.step = step
 
 
 class AverageWatch:
@@ -43,74 +68,79 @@ class AverageWatch:
 
     def __init__(self) -> None:
         self.searched = False
-        self._records: dict[int, _Record] = {}
+        self._watched: dict[Hashable, _WatchedSource] = {}
 
-    def record(self, models: Sequence[nn.Module], others: Iterable[tuple[str, Sequence[Tensor]]], step: int) -> None:
-        """Start watching the averages among other tensors: those with the shapes of a model's parameters, in order.
-
-        Args:
-            models: the models that are trained.
-            others: modules beside them, and lists of tensors, each by its name.
-        """
+    def record(self, models: Sequence[nn.Module], sources: Iterable[TensorSource], step: int) -> None:
+        """Start watching the averages among tensors beside the models: those with the shapes of parameters, in order."""
         self.searched = True
-        for name, tensors in others:
-            for pair in _pairs(name, tensors, models):
-                if (average := pair.average()) is not None:
-                    self._records.setdefault(id(average), _record(pair, average, step))
-
-    def __bool__(self) -> bool:
-        return bool(self._records)
+        known = {id(average) for watched in self._watched.values() for average in watched.source.read()}
+        lists = parameter_lists(models)
+        for source in sources:
+            averages = source.read() if source.key not in self._watched else []
+            if not known.isdisjoint(map(id, averages)):
+                continue
+            parameters = followed_parameters(averages, lists)
+            if parameters and (source.is_module or _are_near(averages, parameters)):
+                known.update(map(id, averages))
+                records = _records(averages, parameters)
+                self._watched[source.key] = _WatchedSource(source, parameters, records, step)
 
     def begin_again(self, step: int) -> None:
         """Compare with the averages before this step instead: the first update may copy the weights."""
-        averages = {key: (record.pair, record.pair.average()) for key, record in self._records.items()}
-        self._records = {key: _record(pair, average, step) for key, (pair, average) in averages.items() if average is not None}
+        for watched in self._watched.values():
+            watched.begin_again(step)
 
     def facts(self, last_step: int) -> Iterator[WeightAverage]:
         """Yield what became of each average."""
-        for pair, values, version, step in self._records.values():
-            if (average := pair.average()) is None:
-                continue
-            now = _values(average)
-            live = _values(pair.live).to(now.device)
-            if not now.shape == live.shape == values.shape:  # one was sharded, or freed, in the meantime
-                continue
-            difference = (live.float() - now.float()).abs()
-            lagging = difference >= _LAGGING_UNITS * _unit_in_last_place(now)
-            stuck = now == values
-            yield WeightAverage(
-                name=pair.name,
-                parameter=pair.parameter,
-                dtype=dtype_name(average),
-                elements=average.numel(),
-                lagging=int(lagging.sum()),
-                stuck=int((lagging & stuck).sum()),
-                written=average._version > version or not bool(stuck.all()),  # noqa: SLF001 (no public name)
-                steps=last_step - step + 1,
-            )
+        for watched in self._watched.values():
+            for name, parameter, average, record in watched.pairs():
+                now = _values(average)
+                live = _values(parameter).to(now.device)
+                if not now.shape == live.shape == record.values.shape:  # one was sharded, or freed, in the meantime
+                    continue
+                lagging = (live.float() - now.float()).abs() >= _LAGGING_UNITS * _unit_in_last_place(now)
+                stuck = now == record.values.to(now.device)
+                is_same = record.average() is average
+                yield WeightAverage(
+                    name=watched.source.name,
+                    parameter=name,
+                    dtype=dtype_name(average),
+                    elements=average.numel(),
+                    lagging=int(lagging.sum()),
+                    stuck=int((lagging & stuck).sum()),
+                    written=not bool(stuck.all()) or (average._version > record.version if is_same else watched.was_replaced),  # noqa: SLF001
+                    steps=last_step - watched.step + 1,
+                )
 
 
-def _record(pair: _Pair, average: Tensor, step: int) -> _Record:
-    return _Record(pair, _values(average), average._version, step)  # noqa: SLF001 (no public name)
+def _records(averages: Sequence[Tensor], parameters: NamedParameters) -> list[_Record | None]:
+    """Return the record of each average; None for a tensor that cannot be watched. Without the averages, an empty list."""
+    if len(averages) != len(parameters):
+        return []
+    return [
+        _Record(_values(average), average._version, weakref.ref(average)) if _can_watch(average, parameter) else None  # noqa: SLF001
+        for average, (_, parameter) in zip(averages, parameters, strict=True)
+    ]
+
+
+def _can_watch(average: Tensor, parameter: Tensor) -> bool:
+    is_counted = not average.is_inference()  # others have no count of writes
+    return is_counted and dtype_name(average) in _SIGNIFICANT_BITS and can_probe(average) and can_probe(parameter)
 
 
 def _values(tensor: Tensor) -> Tensor:
     return sample(local_shard(tensor), MAX_ELEMENTS)
 
 
-def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) -> Iterator[_Pair]:
-    for model in models:
-        live = list(live_parameters(model))
-        if _local_shapes(tensors) == _local_shapes(parameter for _, parameter in live):
-            for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
-                is_counted = not tensor.is_inference()  # others have no count of writes
-                if is_counted and dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
-                    yield _Pair(name, own_name, weakref.ref(tensor), parameter)
-            return
-
-
-def _local_shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
-    return [local_shard(tensor).shape for tensor in tensors]
+def _are_near(averages: Sequence[Tensor], parameters: NamedParameters) -> bool:
+    """Return whether tensors hold about the same numbers as parameters do."""
+    distance = norm = 0.0
+    for average, (_, parameter) in zip(averages, parameters, strict=True):
+        if _can_watch(average, parameter):
+            live = _values(parameter).float()
+            distance += float((_values(average).to(live) - live).square().sum())
+            norm += float(live.square().sum())
+    return distance < _NEAR**2 * norm
 
 
 def _unit_in_last_place(values: Tensor) -> Tensor:

@@ -11,15 +11,18 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from .tensors import has_shape
+from .tensor_sources import attribute_sources, container_sources, module_source, parameters_of
 from .wrappers import optimizer_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from .tensor_sources import TensorSource
 
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
 _MAX_WRAPPERS = 4
@@ -38,8 +41,7 @@ class TrainingObjects:
     accelerator: Any = None
     owners: dict[int, nn.Module] = field(default_factory=dict)  # by parameter id: an outermost module that holds it
     wrappers: dict[int, list[Any]] = field(default_factory=dict)  # by id of each optimizer: the objects that may wrap it
-    # Parameters of outermost modules that are not trained, and lists of tensors, each with a name: they may average weights.
-    others: list[tuple[str, list[Tensor]]] = field(default_factory=list)
+    others: list[TensorSource] = field(default_factory=list)  # beside the models: they may average weights
 
     def chain(self, optimizer: Any) -> list[Any]:
         """Return the optimizer and the objects around it that can step, outermost first."""
@@ -87,11 +89,15 @@ def discover(
     stepped = {id(tensor) for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
     roots = _outermost_modules(modules)
     objects.models = _training_models(roots, [id(module) for module in called_modules], stepped)
-    objects.owners = {id(parameter): root for root in roots for parameter in _parameters(root)}
+    objects.owners = {id(parameter): root for root in roots for parameter in parameters_of(root)}
     objects.wrappers = _find_wrappers(steppers)
     trained = set(map(id, objects.models))
-    objects.others = [(type(root).__name__, _parameters(root)) for root in roots if id(root) not in trained]
-    objects.others += _tensor_lists([*steppers, *found["average"]])
+    objects.others = [module_source(root) for root in roots if id(root) not in trained]
+    held = [
+        *attribute_sources([*steppers, *found["average"]], objects.models),
+        *container_sources(gc.get_objects(), objects.models),
+    ]
+    objects.others += [source for source in held if stepped.isdisjoint(map(id, source.read()))]  # masters average nothing
     return objects
 
 
@@ -113,12 +119,6 @@ def _role_of(kind: type) -> Role | None:
     if _has_step(kind):
         return "stepper"
     return "average" if _AVERAGE.search(kind.__name__) else None
-
-
-def _parameters(root: nn.Module) -> list[Tensor]:
-    """Return the parameters of a module and its parts, each once, without running a `parameters` of the script."""
-    parameters = [parameter for part in root.modules() for parameter in part.__dict__.get("_parameters", {}).values()]
-    return list({id(p): p for p in parameters if p is not None and has_shape(p)}.values())
 
 
 def _outermost_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -155,24 +155,12 @@ def _find_wrappers(steppers: Sequence[Any]) -> dict[int, list[Any]]:
     """Return, by the id of each of these objects, those of them that have it in an attribute."""
     wrappers: dict[int, list[Any]] = {id(stepper): [] for stepper in steppers}
     for wrapper in steppers:
-        for value_id in {id(value) for value in _attribute_values(wrapper)} & wrappers.keys():
+        for value_id in {id(value) for value in attribute_values(wrapper)} & wrappers.keys():
             wrappers[value_id].append(wrapper)
     return wrappers
 
 
-def _tensor_lists(owners: Iterable[Any]) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield the lists of tensors that objects other than optimizers have, and the dicts of those that are called an average."""
-    for owner in owners:
-        if isinstance(owner, Optimizer):
-            continue
-        for name, value in list(getattr(owner, "__dict__", {}).items()):
-            is_average = type(value) is dict and _AVERAGE.search(type(owner).__name__)
-            items = list(value.values() if is_average else value if type(value) in (list, tuple) else ())
-            if items and all(isinstance(item, Tensor) for item in items):
-                yield f"{type(owner).__name__}.{name}", items
-
-
-def _attribute_values(instance: Any) -> Iterator[Any]:
+def attribute_values(instance: Any) -> Iterator[Any]:
     """Yield the values of all attributes, and those in their lists and dicts, without running properties."""
     attributes = getattr(instance, "__dict__", {})
     for referent in gc.get_referents(instance):

@@ -1,0 +1,117 @@
+"""Places where a script may keep an average of its weights: modules, and lists and dicts of tensors."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .names import live_parameters, storage_address, unwrapped_name
+from .tensors import has_shape, local_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+
+NamedParameters = list[tuple[str, nn.Parameter]]
+
+_CONTAINERS = (dict, OrderedDict, list, tuple)
+
+
+class TensorSource(NamedTuple):
+    """A place of tensors, which are read anew at every call: a script may replace them, and must not keep the old ones.
+
+    `key` is the identity of the place. A module is a copy of the weights by its class and shapes; others may hold anything.
+    """
+
+    key: Hashable
+    name: str
+    read: Callable[[], list[Tensor]]
+    is_module: bool = False
+
+
+def module_source(module: nn.Module) -> TensorSource:
+    """Return the parameters of a module."""
+    reference = weakref.ref(module)
+
+    def read() -> list[Tensor]:
+        return [] if (alive := reference()) is None else parameters_of(alive)
+
+    return TensorSource(id(module), type(module).__name__, read, is_module=True)
+
+
+def parameters_of(module: nn.Module) -> list[Tensor]:
+    """Return the parameters of a module and its parts, each once, without running a `parameters` of the script."""
+    parameters = [parameter for part in module.modules() for parameter in part.__dict__.get("_parameters", {}).values()]
+    return list({id(p): p for p in parameters if p is not None and has_shape(p)}.values())
+
+
+def parameter_lists(models: Iterable[nn.Module]) -> list[NamedParameters]:
+    """Return what an average may follow: all parameters of a model, or those that are trained."""
+    lists = [list(live_parameters(model)) for model in models]
+    return lists + [[(name, parameter) for name, parameter in live if parameter.requires_grad] for live in lists]
+
+
+def followed_parameters(tensors: Sequence[Tensor], lists: Iterable[NamedParameters]) -> NamedParameters:
+    """Return the parameters that tensors may average, of the same shapes in order, or none: views of them average nothing."""
+    for parameters in lists:
+        if len(parameters) == len(tensors) > 0 and all(
+            local_shard(tensor).shape == local_shard(parameter).shape
+            for tensor, (_, parameter) in zip(tensors, parameters, strict=True)
+        ):
+            addresses = {storage_address(tensor) for tensor in tensors} - {0}
+            is_view = any(storage_address(parameter) in addresses for _, parameter in parameters)
+            return [] if is_view else parameters
+    return []
+
+
+def attribute_sources(owners: Iterable[Any], models: Iterable[nn.Module]) -> Iterator[TensorSource]:
+    """Yield the lists and dicts of tensors that objects other than optimizers have. Of state dicts, buffers are left out."""
+    names = _parameter_names(models)
+    for owner in owners:
+        if isinstance(owner, Optimizer) or not hasattr(type(owner), "__weakref__"):
+            continue
+        for attribute, value in list(getattr(owner, "__dict__", {}).items()):
+            if _tensors(value, names):
+                read = functools.partial(_read_attribute, weakref.ref(owner), attribute, names)
+                yield TensorSource((id(owner), attribute), f"{type(owner).__name__}.{attribute}", read)
+
+
+def container_sources(objects: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[TensorSource]:
+    """Yield the lists and dicts among the objects of the process that may average the models' weights, whoever has them."""
+    names, lists = _parameter_names(models), parameter_lists(models)
+    for candidate in objects:
+        if type(candidate) in _CONTAINERS and followed_parameters(_tensors(candidate, names), lists):
+            kind = "dict" if isinstance(candidate, dict) else "list"
+            yield TensorSource(id(candidate), f"a {kind} of tensors", functools.partial(_read_address, id(candidate), names))
+
+
+def _parameter_names(models: Iterable[nn.Module]) -> frozenset[str]:
+    return frozenset(name for model in models for name, _ in live_parameters(model))
+
+
+def _read_attribute(owner: weakref.ref[Any], attribute: str, names: frozenset[str]) -> list[Tensor]:
+    return _tensors(getattr(owner(), "__dict__", {}).get(attribute), names)
+
+
+def _read_address(address: int, names: frozenset[str]) -> list[Tensor]:
+    """Return the tensors of the container at an address, if there is one: lists and dicts have no weak references."""
+    found = (candidate for candidate in gc.get_objects() if id(candidate) == address and type(candidate) in _CONTAINERS)
+    return _tensors(next(found, None), names)
+
+
+def _tensors(container: Any, names: frozenset[str]) -> list[Tensor]:
+    """Return the values of a container that are to be read, an empty list unless all its values are tensors."""
+    if type(container) not in _CONTAINERS:
+        return []
+    items = container.values() if isinstance(container, dict) else container
+    if not issubclass(type(next(iter(items), None)), Tensor) or not all(issubclass(type(item), Tensor) for item in list(items)):
+        return []
+    pairs = list(container.items()) if isinstance(container, dict) else []
+    named = [value for key, value in pairs if isinstance(key, str) and unwrapped_name(key) in names]
+    return named or list(items)
