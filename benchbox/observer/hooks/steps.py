@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..introspect.discovery import attribute_values
 from ..introspect.tensors import local_shard
 from ..introspect.wrappers import optimizer_chain
 from ..numerics.probes import can_probe
@@ -144,7 +145,7 @@ class StepSegmenter:
             self._drop_failed_calls(optimizer, frame)
         call = _OptimizerCall(optimizer, wraps=self._is_wrapper(optimizer))
         self._threads.add(call.thread)
-        outer = self._latest_call(call.thread)
+        outer = self._latest_call(call.thread) or self._wrapping_call(optimizer)
         if outer is not None and not outer.in_closure:
             outer.wraps = True
             self.wrappers.add(id(outer.optimizer))
@@ -161,6 +162,12 @@ class StepSegmenter:
     def _latest_call(self, thread: int) -> _OptimizerCall | None:
         """Return the innermost call that runs in a thread. Optimizers in other threads step independently of it."""
         return next((call for call in reversed(self._calls) if call.thread == thread), None)
+
+    def _wrapping_call(self, optimizer: Optimizer) -> _OptimizerCall | None:
+        """Return the call, in another thread, of an optimizer that has this one in an attribute and steps it in a pool."""
+        return next(
+            (call for call in self._calls if any(value is optimizer for value in attribute_values(call.optimizer))), None
+        )
 
     def _observed_closure(self, closure: Callable[..., Any], call: _OptimizerCall) -> Callable[..., Any]:
         """Return a closure that begins the call when it has returned for the first time: gradients are there only then."""

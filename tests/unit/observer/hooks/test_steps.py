@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -96,6 +97,31 @@ def test_a_step_that_raised_does_not_wrap_the_optimizer_that_steps_next() -> Non
     facts = observer.facts()
     assert [tensor.optimizer for tensor in facts.stepped] == ["AdamW", "AdamW", "SGD", "SGD"]
     assert {name for step in facts.steps[3:] for name in step.rates} == {"AdamW", "SGD"}
+
+
+class PoolOptimizer(torch.optim.Optimizer):
+    """Steps the optimizers of several parts in a pool."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.parts = optimizers
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+
+    def step(self, closure: object = None) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            list(pool.map(lambda optimizer: optimizer.step(), self.parts))
+
+
+@pytest.mark.usefixtures("restored_hooks")
+def test_an_optimizer_that_steps_others_in_a_pool_wraps_them() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = PoolOptimizer(torch.optim.AdamW(first.parameters()), torch.optim.SGD(second.parameters(), lr=0.1))
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(5):
+            second(first(torch.ones(1, 4))).sum().backward()
+            optimizer.step()
+    facts = observer.facts()
+    assert facts.optimizer_chain == ("PoolOptimizer", "AdamW")
+    assert (facts.opaque, [step.step for step in facts.steps]) == ((), [1, 2, 3, 4])
 
 
 @pytest.mark.usefixtures("restored_hooks")
