@@ -91,7 +91,7 @@ TORCH = (
     clean("loader_forkserver", "python", "loaders.py", "forkserver"),
     cast("loader_forkserver_bf16", "python", "loaders.py", "forkserver", "--half-weights"),
     clean("adafactor", "python", "optimizers.py", "adafactor"),
-    cast("adafactor_bf16", "python", "optimizers.py", "adafactor", *HALF, opaque=True),
+    cast("adafactor_bf16", "python", "optimizers.py", "adafactor", *HALF),
     clean("optimi_kahan", "python", "optimizers.py", "optimi", *HALF, ci=True),
     mistaken(
         *("optimi_kahan_decay", "the weight decay is outside of the Kahan sum", "BXP106"),
@@ -157,7 +157,7 @@ LIBRARIES = (
     clean("trainer_adafactor", "python", "hf_trainer.py", "--optim", "adafactor"),
     cast("trainer_bf16", "python", "hf_trainer.py", *HALF, repair="bf16=True in TrainingArguments"),
     cast("trainer_bf16_both", "python", "hf_trainer.py", *HALF, "--bf16"),
-    cast("trainer_adafactor_bf16", "python", "hf_trainer.py", *HALF, "--optim", "adafactor", opaque=True),
+    cast("trainer_adafactor_bf16", "python", "hf_trainer.py", *HALF, "--optim", "adafactor"),
     clean("lightning_32", "python", "lightning_train.py", environment="lightning"),
     clean("lightning_16_mixed", "python", "lightning_train.py", "--precision", "16-mixed", environment="lightning"),
     clean("lightning_bf16_mixed", "python", "lightning_train.py", "--precision", "bf16-mixed", environment="lightning"),

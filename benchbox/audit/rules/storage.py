@@ -41,6 +41,7 @@ _FLOAT32_EFFECTIVE = 2.0**-20
 _KAHAN = "Kahan"
 # Of an average that is written to, in a sample of elements, over so many steps.
 _AVERAGED_STEPS, _MIN_LAGGING, _STUCK_SHARE = 2, 32, 0.5
+_UNKNOWN_TITLE = "the optimizer steps 16-bit tensors, and it is unknown whether it keeps what rounding loses"
 _UNCOMPUTED = "no update was computed beside the real one: the observer knows the arithmetic of Adam, AdamW and SGD"
 
 
@@ -65,9 +66,13 @@ def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
 
 
 def _sixteen_bit_dtypes(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    opaque = {optimizer.optimizer for rank_facts in facts for optimizer in rank_facts.opaque}
+
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not is_lossy(tensor):
             return None
+        if tensor.optimizer in opaque:
+            return "unknown"
         if not _is_adapter(tensor):
             return "error"
         # Adapters are small, start at zero and are trained at large rates: 16 bits may do.
@@ -78,7 +83,8 @@ def _sixteen_bit_dtypes(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         state = abbreviate(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))
         return {"state": state} | ({} if combined is None else {"edq": round(combined, 4)})
 
-    return tensor_violations(facts, severity, evidence)
+    for violation in tensor_violations(facts, severity, evidence):
+        yield violation._replace(title=_UNKNOWN_TITLE) if violation.severity == "unknown" else violation
 
 
 def _lossy_tensors(facts: Sequence[RankFacts]) -> dict[str, list[tuple[int, SteppedTensor]]]:
@@ -227,7 +233,7 @@ RULES = (
         code="BXP101",
         title="the optimizer steps 16-bit tensors, and nothing keeps what rounding loses",
         severity="error",
-        conditions="error; of adapters a warning, and info where nearly every update arrives",
+        conditions=("error; of adapters a warning, and info where nearly every update arrives; unknown where the optimizer is"),
         rationale=(
             "bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes"
         ),

@@ -21,9 +21,9 @@ _PARTITIONS = (
     ("fp32_groups_flat_partition", "bf16_partitioned_groups", "bf16_groups"),
     ("fp32_partitioned_groups_flat", "fp16_partitioned_groups_flat", "fp16_groups"),
 )
-# Modules of optimizers that step exactly the tensors in their groups, in the tensors' own dtype. Any other optimizer may keep
-# masters or compensation that cannot be seen.
-_KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.", "optimi.")
+# Modules of optimizers that step exactly the tensors in their groups, and round updates to the tensors' own dtype (transformers
+# has Adafactor). Any other optimizer may keep masters or compensation that cannot be seen.
+_KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.", "optimi.", "transformers.optimization.")
 
 
 class MasterLink(NamedTuple):

@@ -93,6 +93,31 @@ def test_updates_that_cannot_be_computed_are_not_judged(make: Callable[..., torc
     assert "no update was computed" in judgement.not_judged["BXP102"]
 
 
+class Mystery(torch.optim.Optimizer):
+    """Rounds stochastically, which no state shows."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            weight = parameter.float() - self.param_groups[0]["lr"] * parameter.grad.float()
+            random_bits = torch.randint(2**16, weight.shape, dtype=torch.int32)
+            parameter.copy_(((weight.view(torch.int32) + random_bits) & -(2**16)).view(torch.float32))
+
+
+@pytest.mark.parametrize(("make", "severity"), [(Mystery, "unknown"), (torch.optim.SGD, "error")])
+def test_an_optimizer_of_unknown_arithmetic_may_keep_what_rounding_loses(
+    make: Callable[..., torch.optim.Optimizer], severity: str
+) -> None:
+    policy = Policy().to(torch.bfloat16)
+    judgement = judge([observe(policy, make(policy.parameters(), lr=1e-3))])
+    severities = {finding.code: finding.severity for finding in judgement.findings}
+    assert severities["BXP101"] == severity
+    assert severities.get("BXP604") == ("unknown" if severity == "unknown" else None)
+
+
 def clipped(parameters: Callable[[Policy], Iterable[nn.Parameter]]) -> Judgement:
     policy = Policy()
     for parameter in policy.head.parameters():
