@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..numerics.probes import can_probe
 from .names import live_parameters, storage_address, unwrapped_name
 from .tensors import has_shape, local_shard
 
@@ -61,7 +62,7 @@ def followed_parameters(tensors: Sequence[Tensor], lists: Iterable[NamedParamete
     """Return the parameters that tensors may average, of the same shapes in order, or none: views of them average nothing."""
     for parameters in lists:
         if len(parameters) == len(tensors) > 0 and all(
-            local_shard(tensor).shape == local_shard(parameter).shape
+            has_shape(tensor) and can_probe(tensor) and local_shard(tensor).shape == local_shard(parameter).shape
             for tensor, (_, parameter) in zip(tensors, parameters, strict=True)
         ):
             addresses = {storage_address(tensor) for tensor in tensors} - {0}

@@ -78,3 +78,9 @@ def test_sums_of_gradients_and_views_of_the_weights_are_no_averages() -> None:
     watch = AverageWatch()
     watch.record([model], attribute_sources([view, gradients, average], [model]), step=1)
     assert len(list(watch.facts(last_step=2))) == 1
+
+
+def test_parameters_without_a_shape_and_sparse_tensors_are_no_averages() -> None:
+    model = ones()
+    lists = [[nn.UninitializedParameter()], [model.weight.detach().to_sparse()]]
+    assert list(container_sources(lists, [model])) == []
