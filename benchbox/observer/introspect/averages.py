@@ -124,7 +124,8 @@ def _records(averages: Sequence[Tensor], parameters: NamedParameters) -> list[_R
 
 
 def _can_watch(average: Tensor, parameter: Tensor) -> bool:
-    is_counted = not average.is_inference()  # others have no count of writes
+    # Inference tensors have no count of writes, and torch warns of the gradient of a result.
+    is_counted = average.is_leaf and not average.is_inference()
     return is_counted and dtype_name(average) in _SIGNIFICANT_BITS and can_probe(average) and can_probe(parameter)
 
 

@@ -62,7 +62,10 @@ def followed_parameters(tensors: Sequence[Tensor], lists: Iterable[NamedParamete
     """Return the parameters that tensors may average, of the same shapes in order, or none: views of them average nothing."""
     for parameters in lists:
         if len(parameters) == len(tensors) > 0 and all(
-            has_shape(tensor) and can_probe(tensor) and local_shard(tensor).shape == local_shard(parameter).shape
+            has_shape(tensor)
+            and tensor.is_leaf
+            and can_probe(tensor)
+            and local_shard(tensor).shape == local_shard(parameter).shape
             for tensor, (_, parameter) in zip(tensors, parameters, strict=True)
         ):
             addresses = {storage_address(tensor) for tensor in tensors} - {0}
