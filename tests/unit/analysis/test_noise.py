@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, replace
 from statistics import median
@@ -37,7 +36,6 @@ from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 NOISE = Noise(sigma=0.01, launches=12, ratio=1.002, cell="backend=ddp", measured_at="2026-01-01", benchbox_version="0.1.0")
 STEPS = {"steps": 20, "warm-up steps": 3}
 SETUP = {"cell": "backend=ddp", "cell id": "a", **STEPS, "torch": "2.12.0"}
-OLD_FIELDS = ("sigma", "launches", "ratio", "cell", "measured_at", "benchbox_version")  # of files without runs
 
 
 def run_of(launches=5):
@@ -262,9 +260,6 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     )
     write_noise("a-machine", "drifting", drifting)
     assert read_noise("a-machine")["drifting"] == drifting
-    old = {name: value for name, value in asdict(NOISE).items() if name in OLD_FIELDS}
-    path.write_text(json.dumps({"schema_version": 1, "machine": "a-machine", "matrices": {"one": old}}))
-    assert read_noise("a-machine") == {"one": NOISE}
     path.write_text('{"schema_version": 1, "machine": "a-machine", "matrices": {"one": {"sigma": "much"}}}')
     with pytest.raises(RecordError, match="delete it and run benchbox noise again"):
         read_noise("a-machine")
