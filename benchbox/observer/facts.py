@@ -92,6 +92,10 @@ class UpdateStatistics:
     bf16_valued_later: dict[str, float] = field(default_factory=dict)
     live_differs_first: float | None = None  # live != cast(stepped) before the first observed step
     live_differs: float | None = None  # the same after steps: the maximum
+    # Of the sample before the first observed step and after the latest probed one, where there are several ranks. Tensors whose
+    # elements are all equal before, as those of a new bias, have none.
+    digest_before: str | None = None
+    digest_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from tests.support.facts import (
     ranks,
     ranks_stepping,
     reduction,
+    replicas,
     scaler,
     schedules,
     setup,
@@ -332,6 +333,12 @@ CASES: dict[str, tuple[list[RankFacts], str, int, dict[str, Any]]] = {
             "shapes": "2 dimensions, stepped as 1",
             "ranks": [0, 1],
         },
+    ),
+    "BXP407": (
+        replicas((tensor(A), tensor(B)), (tensor(A, digest_after="beef"), tensor(B))),
+        "AdamW",
+        0,
+        {"tensors that drift apart": 1, "tensors that stay equal": 1, "ranks that agree": ["0", "1"], "names": [A]},
     ),
     "BXP501": (
         stepping(*(tensor(name, bf16_valued={"weight": 1.0}, steps_before=steps) for name, steps in ((A, 7), (B, 9)))),

@@ -48,6 +48,8 @@ def update_statistics(**changes: Any) -> UpdateStatistics:
         "bf16_valued_later": {"weight": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0},
         "live_differs_first": 0.0,
         "live_differs": 0.0,
+        "digest_before": "5eed",
+        "digest_after": "cafe",
     }
     return UpdateStatistics(**(values | changes))
 
@@ -177,6 +179,11 @@ def ranks(**changes: Any) -> list[RankFacts]:
 def ranks_stepping(*tensors: SteppedTensor, **changes: Any) -> list[RankFacts]:
     """Return two ranks whose optimizer updates these tensors, without a contract."""
     return ranks(**({"stepped": tensors, "contract": None} | changes))
+
+
+def replicas(*stepped: tuple[SteppedTensor, ...], **changes: Any) -> list[RankFacts]:
+    """Return a rank for each tuple of tensors that its optimizer updates, without a contract."""
+    return [rank(number, contract=None, stepped=tensors, **changes) for number, tensors in enumerate(stepped)]
 
 
 def single_dtypes(state: dict[str, str]) -> dict[str, tuple[str, ...]]:

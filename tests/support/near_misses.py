@@ -33,6 +33,7 @@ from tests.support.facts import (
     ranks,
     ranks_stepping,
     reduction,
+    replicas,
     scaler,
     schedules,
     setup,
@@ -274,6 +275,14 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("hybrid shards are FSDP", ranks(setup=setup("hsdp", "fsdp"))),
         ("DeepSpeed without ZeRO is DeepSpeed", ranks(setup=setup("deepspeed, no ZeRO", "zero"))),
         ("no requested backend", ranks(setup=setup("ddp", None))),
+    ],
+    "BXP407": [
+        ("shards", replicas((tensor(),), (tensor(digest_before="ab", digest_after="ef"),))),
+        ("shards of zeros", replicas((tensor(digest_before=None),), (tensor(digest_before=None, digest_after="ef"),))),
+        ("probed in fewer steps", replicas((tensor(),), (tensor(steps=2, digest_after="ef"),))),
+        ("shards of other sizes", replicas((tensor(),), (tensor(shape=(20, 25), digest_after="ef"),))),
+        ("two of one name", replicas((tensor(),), (tensor(digest_after="ef"), tensor()))),
+        ("not the facts of all ranks", [rank(0, world_size=3), rank(1, world_size=3, stepped=(tensor(digest_after="ef"),))]),
     ],
     "BXP406": [
         ("no requested decay", flattened(groups=((0.0, 2),))),

@@ -29,6 +29,7 @@ from tests.support.facts import (
     ranks,
     ranks_stepping,
     reduction,
+    replicas,
     scaler,
     schedules,
     setup,
@@ -232,6 +233,18 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP406": [
         ("a group without parameters", "error", flattened(groups=((0.1, 0), (0.0, 2)))),
         ("a default that groups override", "error", flattened(groups=((0.0, 2),), default_decay=0.1)),
+    ],
+    "BXP407": [
+        ("one of two tensors", "error", replicas((tensor(), tensor(NORM)), (tensor(digest_after="beef"), tensor(NORM)))),
+        ("all tensors", "warning", replicas((tensor(),), (tensor(digest_after="beef"),))),
+        ("all tensors under DDP", "error", replicas((tensor(),), (tensor(digest_after="beef"),), setup=setup("ddp", None))),
+        (
+            "beside one that no step moved",
+            "warning",
+            replicas(
+                (tensor(), tensor(NORM, digest_after="5eed")), (tensor(digest_after="beef"), tensor(NORM, digest_after="5eed"))
+            ),
+        ),
     ],
     "BXP501": [
         ("masters", "error", ranks_stepping(tensor(bf16_valued={"weight": 1.0}))),

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..facts import MIN_STEPS_BEFORE_LATER, SIXTEEN_BIT, UpdateStatistics
 from ..introspect.masters import detect_compensation, has_known_arithmetic
 from ..introspect.tensors import dtype_name, is_plain, local_norm, local_shard
+from ..introspect.wrappers import world_size
 from .expected_update import (
     adam_betas,
     compensated_weight,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 # Elements sampled from one tensor: enough to know a share to half a percent. In a policy of a thousand tensors these are 16 M
 # elements, some 100 MiB during a probed step.
 MAX_ELEMENTS = 2**14
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # Knuth's multiplicative hashing: 2^64 over the golden ratio
 
 
 def can_probe(tensor: Tensor) -> bool:
@@ -74,6 +78,8 @@ class TensorProbe:
         self.bf16_valued_later: dict[str, WeightedShare] = {}
         self.dtype: torch.dtype | None = None
         self.first_step = self.last_step = 0
+        self.digest_before: str | None = None
+        self.digest_after: str | None = None
         self._initial: Tensor | None = None
         self._moved = self._had_step_without_update = False
         self._before: Tensor | None = None
@@ -87,6 +93,8 @@ class TensorProbe:
         self.dtype = tensor.dtype
         shard = local_shard(tensor).detach()
         self._initial = sample(shard, MAX_ELEMENTS)
+        if world_size() > 1 and self._initial.numel() and bool((self._initial != self._initial[0]).any()):
+            self.digest_before = _digest(self._initial)
         states = _sampled_state(shard, optimizer_state)
         self.bf16_valued = _bf16_valued({"weight": self._initial, **states}, _had_gradient(states))
 
@@ -138,6 +146,8 @@ class TensorProbe:
         shard = local_shard(tensor).detach()
         self.last_step = step
         stored = sample_view(shard, MAX_ELEMENTS)
+        if self.digest_before is not None:
+            self.digest_after = _digest(stored)
         if self._initial is None or self._before is None or self._with_gradient is None:
             return
         self.steps += 1
@@ -198,7 +208,20 @@ def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
         bf16_valued_later=_mean_shares(probe.bf16_valued_later for probe in probes),
         live_differs_first=_mean_share(probe.live_differs_first for probe in probes),
         live_differs=max(live_differs) if live_differs else None,
+        digest_before=_joined(probe.digest_before for probe in probes),
+        digest_after=_joined(probe.digest_after for probe in probes),
     )
+
+
+def _digest(values: Tensor) -> str:
+    """Return a number that differs where any bit does, but for chance: a sum modulo 2^64, computed where the values are."""
+    bits = values.contiguous().view(_INTEGERS[values.element_size()]).long()
+    factors = torch.arange(1, 2 * len(bits), 2, device=bits.device) * _ODD
+    return f"{int((bits * factors).sum()):x}"
+
+
+def _joined(digests: Iterable[str | None]) -> str | None:
+    return " ".join(filter(None, digests)) or None
 
 
 def _mean_share(shares: Iterable[WeightedShare]) -> float | None:

@@ -21,6 +21,8 @@ from tests.support.facts import (
     rank,
     ranks,
     ranks_stepping,
+    reduction,
+    replicas,
     step_facts,
     tensor,
     unlinked,
@@ -56,7 +58,7 @@ def test_it_is_clean_on_near_misses(code: str, facts: Facts) -> None:
 
 def test_the_table_covers_every_rule_of_the_catalogue() -> None:
     assert FIRES.keys() == CLEAN.keys() == rules().keys()
-    assert len(rules()) == 31
+    assert len(rules()) == 32
 
 
 def test_a_healthy_training_is_clean_of_every_rule() -> None:
@@ -122,6 +124,15 @@ def test_without_facts_nothing_is_judged() -> None:
         ),
         ("BXP404", ranks(stepped=(), missing={"stepped": "it was late"}, parameters=(live(linked=False),)), "it was late"),
         ("BXP406", ranks_stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
+        (
+            "BXP407",
+            replicas(
+                (tensor(),),
+                (tensor(digest_after="beef"),),
+                collectives=(reduction("float32", operation="recv"), reduction("float32", operation="send")),
+            ),
+            "ranks may hold different parts of a model: recv, send was seen",
+        ),
         ("BXP501", ranks_stepping(tensor(steps_before=0)), "nothing was resumed"),
         ("BXP502", ranks_stepping(tensor(steps_before=0, steps_before_later=None)), "nothing was resumed"),
         ("BXP502", ranks_stepping(tensor(steps_before=0, steps_before_later=None)), "nor were moments compared after 3 steps"),

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.support.tiny_training import Policy, batches, join_ranks, loss_of
 
 RULES = ("BXP205",)
+ALSO = ("BXP407",)
 RANKS = 2
 
 
