@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from .guard import FailureGuard
 
@@ -31,9 +31,9 @@ class LossScaleWatch:
         self._guard = guard
         self.was_scaled = False
 
-    def watch(self, losses: Tensor | Sequence[Tensor]) -> None:
-        """Measure in the backward pass that is about to begin."""
-        loss = losses if isinstance(losses, Tensor) else losses[0] if len(losses) == 1 else None
+    def watch(self, losses: Tensor | Iterable[Tensor]) -> None:
+        """Measure in the backward pass that is about to begin. An iterator is left to it."""
+        loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
         if self.was_scaled or type(loss) is not Tensor or loss.numel() != 1:
             return
         if loss.is_cuda and torch.cuda.is_current_stream_capturing():  # no number can be read

@@ -49,6 +49,17 @@ def test_steps_of_a_gradient_scaler_and_those_that_it_skips_are_counted(fused):
     assert observer.facts().scaler == Scaler(name="GradScaler", steps=4, skipped=1)
 
 
+@pytest.mark.parametrize("collect", [iter, set])
+def test_losses_that_have_no_first_one_reach_the_backward_pass(collect):
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with StepObserver(source="command", steps=1) as observer:
+        torch.autograd.backward(collect([model(torch.ones(2, 8)).sum()]))
+        optimizer.step()
+    assert observer.facts().problems == ()
+    assert model[0].weight.grad is not None
+
+
 def scaled_and_halved(loss):
     return (loss * torch.tensor(1024.0)).double() / 2
 
