@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..facts import WeightAverage
 from ..numerics.expected_update import sample
 from ..numerics.probes import MAX_ELEMENTS, can_probe
-from .tensor_sources import followed_parameters, parameter_lists
+from .tensor_sources import followed_parameters, parameter_lists, read_sources
 from .tensors import dtype_name, local_shard
 
 if TYPE_CHECKING:
@@ -48,18 +48,17 @@ class _WatchedSource:
     step: int
     was_replaced: bool = False
 
-    def pairs(self) -> Iterator[tuple[str, Tensor, Tensor, _Record]]:
-        """Yield (name of the parameter, parameter, average, record) of the averages that are still there."""
-        averages = self.source.read()
+    def pairs(self, averages: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor, _Record]]:
+        """Yield (name of the parameter, parameter, average, record) of the averages that are there now."""
         if len(averages) == len(self.records) == len(self.parameters):
             for (name, parameter), average, record in zip(self.parameters, averages, self.records, strict=True):
                 if record is not None and _can_watch(average, parameter):
                     yield name, parameter, average, record
 
-    def begin_again(self, step: int) -> None:
+    def begin_again(self, averages: Sequence[Tensor], step: int) -> None:
         """Compare with the averages before this step instead."""
-        self.was_replaced = any(record.average() is not average for _, _, average, record in self.pairs())
-        self.records = _records(self.source.read(), self.parameters)
+        self.was_replaced = any(record.average() is not average for _, _, average, record in self.pairs(averages))
+        self.records = _records(averages, self.parameters)
         self.step = step
 
 
@@ -73,10 +72,10 @@ class AverageWatch:
     def record(self, models: Sequence[nn.Module], sources: Iterable[TensorSource], step: int) -> None:
         """Start watching the averages among tensors beside the models: those with the shapes of parameters, in order."""
         self.searched = True
-        known = {id(average) for watched in self._watched.values() for average in watched.source.read()}
+        new = [source for source in sources if source.key not in self._watched]
+        known = {id(average) for _, averages in self._read() for average in averages}
         lists = parameter_lists(models)
-        for source in sources:
-            averages = source.read() if source.key not in self._watched else []
+        for source, averages in zip(new, read_sources(new), strict=True):
             if not known.isdisjoint(map(id, averages)):
                 continue
             parameters = followed_parameters(averages, lists)
@@ -87,13 +86,17 @@ class AverageWatch:
 
     def begin_again(self, step: int) -> None:
         """Compare with the averages before this step instead: the first update may copy the weights."""
-        for watched in self._watched.values():
-            watched.begin_again(step)
+        for watched, averages in self._read():
+            watched.begin_again(averages, step)
+
+    def _read(self) -> list[tuple[_WatchedSource, list[Tensor]]]:
+        watched = list(self._watched.values())
+        return list(zip(watched, read_sources([source.source for source in watched]), strict=True))
 
     def facts(self, last_step: int) -> Iterator[WeightAverage]:
         """Yield what became of each average."""
-        for watched in self._watched.values():
-            for name, parameter, average, record in watched.pairs():
+        for watched, averages in self._read():
+            for name, parameter, average, record in watched.pairs(averages):
                 now = _values(average)
                 live = _values(parameter).to(now.device)
                 if not now.shape == live.shape == record.values.shape:  # one was sharded, or freed, in the meantime

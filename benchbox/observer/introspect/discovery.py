@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from .tensor_sources import attribute_sources, container_sources, module_source, parameters_of
+from .tensor_sources import attribute_sources, container_sources, module_source, parameters_of, read_sources
 from .wrappers import optimizer_chain
 
 if TYPE_CHECKING:
@@ -97,7 +97,9 @@ def discover(
         *attribute_sources([*steppers, *found["average"]], objects.models),
         *container_sources(gc.get_objects(), objects.models),
     ]
-    objects.others += [source for source in held if stepped.isdisjoint(map(id, source.read()))]  # masters average nothing
+    objects.others += [  # masters average nothing
+        source for source, tensors in zip(held, read_sources(held), strict=True) if stepped.isdisjoint(map(id, tensors))
+    ]
     return objects
 
 

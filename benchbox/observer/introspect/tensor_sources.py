@@ -25,22 +25,33 @@ _CONTAINERS = (dict, OrderedDict, list, tuple)
 
 
 class TensorSource(NamedTuple):
-    """A place of tensors, which are read anew at every call: a script may replace them, and must not keep the old ones.
+    """A place of tensors, which `read_sources` reads anew: a script may replace them, and must not keep the old ones.
 
     `key` is the identity of the place. A module is a copy of the weights by its class and shapes; others may hold anything.
+    Lists and dicts have no weak references: `read` is given the one at `address`, or None.
     """
 
     key: Hashable
     name: str
-    read: Callable[[], list[Tensor]]
+    read: Callable[[Any], list[Tensor]]
     is_module: bool = False
+    address: int | None = None
+
+
+def read_sources(sources: Sequence[TensorSource]) -> list[list[Tensor]]:
+    """Return the tensors of each source. The objects of the process, a million perhaps, are looked through once for all."""
+    addresses = {source.address for source in sources} - {None}
+    containers: dict[int, Any] = {}
+    if addresses:
+        containers = {id(listed): listed for listed in gc.get_objects() if id(listed) in addresses}
+    return [source.read(None if source.address is None else containers.get(source.address)) for source in sources]
 
 
 def module_source(module: nn.Module) -> TensorSource:
     """Return the parameters of a module."""
     reference = weakref.ref(module)
 
-    def read() -> list[Tensor]:
+    def read(_: Any) -> list[Tensor]:
         return [] if (alive := reference()) is None else parameters_of(alive)
 
     return TensorSource(id(module), type(module).__name__, read, is_module=True)
@@ -78,7 +89,8 @@ def attribute_sources(owners: Iterable[Any], models: Iterable[nn.Module]) -> Ite
     """Yield the lists and dicts of tensors that objects other than optimizers have. Of state dicts, buffers are left out."""
     names = _parameter_names(models)
     for owner in owners:
-        if isinstance(owner, Optimizer) or not hasattr(type(owner), "__weakref__"):
+        # Classes are not asked for attributes: their metaclasses may run any code.
+        if isinstance(owner, Optimizer) or not any("__weakref__" in vars(base) for base in type(owner).__mro__):
             continue
         for attribute, value in list(getattr(owner, "__dict__", {}).items()):
             if _tensors(value, names):
@@ -92,21 +104,16 @@ def container_sources(objects: Iterable[Any], models: Sequence[nn.Module]) -> It
     for candidate in objects:
         if type(candidate) in _CONTAINERS and followed_parameters(_tensors(candidate, names), lists):
             kind = "dict" if isinstance(candidate, dict) else "list"
-            yield TensorSource(id(candidate), f"a {kind} of tensors", functools.partial(_read_address, id(candidate), names))
+            read = functools.partial(_tensors, names=names)
+            yield TensorSource(id(candidate), f"a {kind} of tensors", read, address=id(candidate))
 
 
 def _parameter_names(models: Iterable[nn.Module]) -> frozenset[str]:
     return frozenset(name for model in models for name, _ in live_parameters(model))
 
 
-def _read_attribute(owner: weakref.ref[Any], attribute: str, names: frozenset[str]) -> list[Tensor]:
+def _read_attribute(owner: weakref.ref[Any], attribute: str, names: frozenset[str], _: Any) -> list[Tensor]:
     return _tensors(getattr(owner(), "__dict__", {}).get(attribute), names)
-
-
-def _read_address(address: int, names: frozenset[str]) -> list[Tensor]:
-    """Return the tensors of the container at an address, if there is one: lists and dicts have no weak references."""
-    found = (candidate for candidate in gc.get_objects() if id(candidate) == address and type(candidate) in _CONTAINERS)
-    return _tensors(next(found, None), names)
 
 
 def _tensors(container: Any, names: frozenset[str]) -> list[Tensor]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from benchbox.observer.introspect.averages import AverageWatch
 from benchbox.observer.introspect.tensor_sources import TensorSource, attribute_sources, container_sources
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Shadow:
@@ -28,7 +32,7 @@ def test_an_average_is_stuck_where_it_lags_behind_its_parameter_and_nowhere_else
     model = ones()
     average = model.weight.detach().clone()
     watch = AverageWatch()
-    watch.record([model], [TensorSource("key", "average", lambda: [average])], step=1)
+    watch.record([model], [TensorSource("key", "average", lambda _: [average])], step=1)
     model.weight.data = torch.tensor([[1.0] * 4 + [2.0] * 4])  # masters may be written back into a new storage
     (facts,) = watch.facts(last_step=3)
     assert (facts.lagging, facts.stuck, facts.written, facts.steps) == (4, 4, False, 3)
@@ -49,6 +53,18 @@ def test_an_average_that_is_replaced_at_every_update_is_compared_and_not_kept_al
     del shadow
     watch.begin_again(4)
     assert list(watch.facts(last_step=4)) == []
+
+
+def test_the_objects_of_the_process_are_looked_through_once_for_all_lists_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may keep the weights of every epoch, or of every client, among a million objects."""
+    model = ones()
+    copies = [[model.weight.detach().clone()] for _ in range(8)]
+    watch, searches = AverageWatch(), []
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(1) or copies)
+    watch.record([model], list(container_sources(copies, [model])), step=1)
+    watch.begin_again(2)
+    assert len(list(watch.facts(last_step=3))) == 8
+    assert len(searches) == 3
 
 
 def test_an_average_is_found_in_a_dict_of_parameters_and_buffers_that_no_object_has() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from benchbox.observer.introspect.discovery import discover
 from benchbox.observer.introspect.masters import declared_offload
+from benchbox.observer.introspect.tensor_sources import read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,15 +72,36 @@ def test_tensors_by_name_may_be_averages_and_have_the_name_of_an_object_that_is_
     model = nn.Linear(2, 2)
     owner = kind(model)
     objects = discover([torch.optim.AdamW(model.parameters())], [model])
-    sources = [source for source in objects.others if any(tensor is owner.shadow["weight"] for tensor in source.read())]
-    assert sources[0].name == name
+    tensors = read_sources(objects.others)
+    names = [
+        source.name
+        for source, averages in zip(objects.others, tensors, strict=True)
+        if any(average is owner.shadow["weight"] for average in averages)
+    ]
+    assert names[0] == name
+
+
+class Unanswering(type):
+    def __getattr__(cls, name: str) -> object:
+        raise RuntimeError(name)
+
+
+class Slotted(metaclass=Unanswering):
+    __slots__ = ()
+
+    def step(self) -> None: ...
+
+
+def test_classes_whose_metaclass_answers_nothing_do_not_stop_the_search() -> None:
+    model, trainer = nn.Linear(2, 2), Slotted()
+    assert discover([torch.optim.AdamW(model.parameters())], [model], [trainer]).models == [model]
 
 
 def test_masters_in_a_list_are_no_averages() -> None:
     model = nn.Linear(2, 2)
     masters = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
     objects = discover([torch.optim.AdamW(masters)], [model])
-    assert not any(tensor is masters[0] for source in objects.others for tensor in source.read())
+    assert not any(tensor is masters[0] for tensors in read_sources(objects.others) for tensor in tensors)
 
 
 def test_models_are_in_the_order_in_which_they_were_called() -> None:
