@@ -78,7 +78,8 @@ class PatchedCalls:
 
     def _record_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         with self._guard:
-            self.loss_scale.watch(args[0] if args else kwargs["tensors"])
+            gradient = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+            self.loss_scale.watch(args[0] if args else kwargs["tensors"], gradient)
         result = original(*args, **kwargs)
         self._on_backward()
         return result

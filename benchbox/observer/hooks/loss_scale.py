@@ -31,8 +31,12 @@ class LossScaleWatch:
         self._guard = guard
         self.was_scaled = False
 
-    def watch(self, losses: Tensor | Iterable[Tensor]) -> None:
-        """Measure in the backward pass that is about to begin. An iterator is left to it."""
+    def watch(self, losses: Tensor | Iterable[Tensor], gradient: Any = None) -> None:
+        """Measure in the backward pass that is about to begin. An iterator is left to it.
+
+        Args:
+            losses, gradient: arguments of the backward pass. Scripts may pass their scale as the gradient of the loss.
+        """
         loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
         if self.was_scaled or type(loss) is not Tensor or loss.numel() != 1:
             return
@@ -46,6 +50,8 @@ class LossScaleWatch:
             last, node = node, inputs[0]
         if last is not None:
             last.register_hook(self._measure)
+        elif isinstance(gradient, Tensor):
+            self._measure([gradient], None)
 
     def _measure(self, of_inputs: Sequence[Any], _: Any) -> None:
         with self._guard:

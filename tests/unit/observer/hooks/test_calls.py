@@ -60,6 +60,17 @@ def test_losses_that_have_no_first_one_reach_the_backward_pass(collect):
     assert model[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("scale", [None, 1.0, 1024.0])
+def test_a_scale_that_the_script_passes_to_the_backward_pass_is_seen(scale):
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with StepObserver(source="command", steps=1) as observer:
+        model(torch.ones(2, 8)).sum().backward(None if scale is None else torch.tensor(scale))
+        optimizer.step()
+    assert observer.facts().problems == ()
+    assert (observer.facts().scaler is not None) == (scale == 1024.0)
+
+
 def scaled_and_halved(loss):
     return (loss * torch.tensor(1024.0)).double() / 2
 
