@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
@@ -17,6 +18,7 @@ from benchbox.backends.deferred import deferred_weights
 from benchbox.backends.device import rank_device
 from benchbox.data.loading.loader import open_stream
 from benchbox.errors import UnsupportedError
+from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import freeze
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
 from benchbox.registry.contracts import Axes
@@ -170,10 +172,19 @@ def build_session(
 
 
 def _make_contiguous(policy: nn.Module) -> None:
-    """Lay out parameters row by row: FSDP2 and DeepSpeed refuse others, and FSDP1 has their elements in another order."""
-    for parameter in policy.parameters():
-        if not parameter.is_contiguous():
-            parameter.data = parameter.data.contiguous()
+    """Lay out parameters row by row: FSDP2 and DeepSpeed refuse others, and FSDP1 has their elements in another order.
+
+    Raises:
+        UnsupportedError: one of them is a view of another, from which it would be separated.
+    """
+    named = dict(live_parameters(policy))
+    sharers = Counter(parameter.untyped_storage()._cdata for parameter in named.values())  # noqa: SLF001 (the storage's address)
+    for name, parameter in named.items():
+        if parameter.is_contiguous():
+            continue
+        if sharers[parameter.untyped_storage()._cdata] > 1:  # noqa: SLF001
+            raise UnsupportedError(f"{name} is a view of another parameter: use that one, and transpose it in forward")
+        parameter.data = parameter.data.contiguous()
 
 
 def prepare_session(cell: Cell, policy: Policy, backend: Backend, loaded: LoadedWeights | None = None) -> Session:

@@ -152,3 +152,26 @@ def test_weights_that_went_missing_since_the_plan_are_refused(tmp_path: Path) ->
     wanted = cell(weights=str(tmp_path / "w.safetensors"))
     with pytest.raises(DataError, match=r"w.safetensors: there is no such file"):
         build_session(wanted, build_cell_policy(wanted), [])
+
+
+TRANSPOSED = """\
+import benchbox
+import torch
+from torch import nn
+
+def build(preset, axes):
+    down, up = nn.Linear(4, 3, bias=False), nn.Linear(3, 4, bias=False)
+    up.weight = nn.Parameter(down.weight.detach().t())
+    module = nn.Sequential(down, up)
+    return benchbox.adapt(module, loss=lambda output: output.square().mean(), batch=lambda size, seed: torch.ones(size, 4))
+"""
+
+
+def test_a_parameter_that_is_a_view_of_another_is_refused(tmp_path: Path) -> None:
+    """Laid out row by row, it would be one of its own."""
+    (tmp_path / "tied").mkdir()
+    (tmp_path / "tied" / "policy.py").write_text(TRANSPOSED)
+    (tmp_path / "tied" / "presets.yaml").write_text("tiny: {}\n")
+    tied = cell(policy="tied", attention="native")
+    with pytest.raises(UnsupportedError, match=r"^1\.weight is a view of another parameter: "):
+        build_session(tied, build_cell_policy(tied, [tmp_path]), [])
