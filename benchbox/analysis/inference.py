@@ -45,6 +45,8 @@ class Criteria:
 
 ONE_TEST = Criteria()
 
+_LARGEST = 300.0  # width of an interval of logarithms, of whose ends ratios are numbers
+
 _Interval = tuple[float, float] | tuple[None, None]
 
 Method = Literal["exchanged launches", "exchanged rounds"]
@@ -178,6 +180,7 @@ class _UnequalScatter:
         if low is None or high is None:
             return interval
         width = float(stdtrit(self.freedom, 1 - alpha / 2)) * self.error
+        width = min(width, _LARGEST)  # that of two launches against hundreds of others may be larger
         return min(low, math.exp(self.difference - width)), max(high, math.exp(self.difference + width))
 
 

@@ -135,6 +135,13 @@ def test_equal_runs_of_which_the_one_with_fewer_launches_scatters_more_rarely_di
     assert different / 300 <= 0.03
 
 
+def test_two_launches_that_scatter_widely_are_compared_with_hundreds_among_many_pairs():
+    """With one degree of freedom, the interval of all pairs at once is wider than floating-point numbers are."""
+    many = {launch: 1 + 0.001 * launch for launch in range(200)}
+    effect = estimate_effect({1: 1.0, 2: 1.4}, many, pairs=90, same_run=False)
+    assert 0 < effect.joint_low < effect.low < 1 < effect.high < effect.joint_high < math.inf
+
+
 def test_many_launches_are_sampled_and_agree_with_the_enumeration(monkeypatch):
     rng = np.random.default_rng(5)
     subject, reference = rng.normal(1, 0.02, (2, 8))
