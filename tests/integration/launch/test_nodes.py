@@ -160,7 +160,7 @@ def test_the_record_has_the_observed_environment_of_each_node(records: dict[str,
 
 
 def start_training(hosts: tuple[Host, Host], folder: Path) -> list[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "benchbox.cli.app", "train", "t.yaml", "--out", "t", "--nnodes", "2"]
+    command = [sys.executable, "-m", "benchbox.cli.app", "train", "t.yaml", "--out", "t", "--resume", "--nnodes", "2"]
     command += ["--master-addr", hosts[0].address, "--master-port", "29518"]
     return [
         host.start(
@@ -173,32 +173,35 @@ def start_training(hosts: tuple[Host, Host], folder: Path) -> list[subprocess.Po
     ]
 
 
-# A rank that its command has asked takes a later SIGTERM for the same request, on one node as on two: `test_stop_signals.py`.
-SIGNALS = in_tiers([(signal.SIGUSR1, False), (signal.SIGTERM, True)], lambda case: not case[1])
+# The second attempt resumes. Its rank, which its command has asked, takes a later SIGTERM for the same request, as on one node:
+# `test_stop_signals.py`.
+ATTEMPTS = in_tiers([[(signal.SIGUSR1, False)], [(signal.SIGUSR1, False), (signal.SIGTERM, True)]], lambda case: len(case) == 1)
 
 
-@pytest.mark.parametrize(("number", "also_to_rank"), SIGNALS)
+@pytest.mark.parametrize("attempts", ATTEMPTS)
 def test_a_signal_to_another_node_stops_a_training_after_a_step_with_a_checkpoint(
-    hosts: tuple[Host, Host], tmp_path: Path, number: signal.Signals, also_to_rank: bool
+    hosts: tuple[Host, Host], tmp_path: Path, attempts: list[tuple[signal.Signals, bool]]
 ) -> None:
     """Sent to its command alone, or also to its rank, as Slurm does; the rank is asked by its command first."""
     (tmp_path / "t.yaml").write_text(TRAINING)
     metrics = tmp_path / "t" / "metrics.jsonl"
-    nodes = start_training(hosts, tmp_path)
-    deadline = time.monotonic() + LIMIT_S
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
-        assert all(node.poll() is None for node in nodes), (tmp_path / "0.log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    (start, *_), _ = read_events(tmp_path / "t" / "launch" / "events-rank1.jsonl")
-    nodes[1].send_signal(number)
-    if also_to_rank:
-        time.sleep(0.5)  # the command asks its rank within this time, and a step takes longer
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(start["pid"]).send_signal(number)
-    codes = [node.wait(LIMIT_S) for node in nodes]
-    log = (tmp_path / "0.log").read_text()
-    assert codes == [130, 130], log
-    steps = checkpoint_steps(list_checkpoints(tmp_path / "t" / "checkpoints")[-1])
-    assert steps == len(metrics.read_text().splitlines()) > 0
-    assert f"stopped: asked to stop, after step {steps}" in log
+    for number, also_to_rank in attempts:
+        rows = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        nodes = start_training(hosts, tmp_path)
+        deadline = time.monotonic() + LIMIT_S
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < rows + 2:
+            assert all(node.poll() is None for node in nodes), (tmp_path / "0.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (start, *_), _ = read_events(tmp_path / "t" / "launch" / "events-rank1.jsonl")
+        nodes[1].send_signal(number)
+        if also_to_rank:
+            time.sleep(0.5)  # the command asks its rank within this time, and a step takes longer
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(start["pid"]).send_signal(number)
+        codes = [node.wait(LIMIT_S) for node in nodes]
+        log = (tmp_path / "0.log").read_text()
+        assert codes == [130, 130], log
+        steps = checkpoint_steps(list_checkpoints(tmp_path / "t" / "checkpoints")[-1])
+        assert steps == len(metrics.read_text().splitlines()) > rows
+        assert f"stopped: asked to stop, after step {steps}" in log
