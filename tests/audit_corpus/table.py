@@ -125,7 +125,7 @@ RANKS = (
     clean("accelerate_ddp", *ACCELERATE, "accelerate_ddp.py"),
     clean("accelerate_ddp_bf16_autocast", *ACCELERATE, "accelerate_ddp.py", "--mixed-precision", "bf16"),
     mistaken(
-        *("accelerate_unprepared", "the optimizer steps on every micro-batch", "BXP402 BXP403"),
+        *("accelerate_unprepared", "the optimizer steps on every micro-batch", "BXP402 BXP403 BXP407"),
         *(*ACCELERATE, "accelerate_ddp.py", "--forget-optimizer"),
     ),
     clean("accelerate_fsdp2", *ACCELERATE, "accelerate_fsdp2.py"),
