@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Module = tuple[str, ...]  # dotted name below `PACKAGE`, split: ("_layers", "nn", "rope")
     Import = tuple[int, Module, Module]  # level of a relative import, module, imported names
-    _Place = tuple[Path | None, Sequence[Path]]  # file of a module, and the folders of its submodules
+    _ModuleFiles = tuple[Path | None, Sequence[Path]]  # file of a module, and the folders of its submodules
 
 _BENCHBOX = Path(__file__).resolve().parent.parent
 
@@ -110,7 +110,7 @@ def _imported_files(root: Module, folders: Sequence[Path]) -> dict[str, Path]:
     """Return the files of a module and of everything it imports from `PACKAGE`, by their paths below it."""
     files: dict[str, Path] = {}
     pending, visited = [root], {root}
-    places: dict[Module, _Place] = {(): (None, folders)}
+    places: dict[Module, _ModuleFiles] = {(): (None, folders)}
     while pending:
         module = pending.pop()
         path, _ = _find(module, places)
@@ -127,7 +127,7 @@ def _imported_files(root: Module, folders: Sequence[Path]) -> dict[str, Path]:
     return files
 
 
-def _find(module: Module, places: dict[Module, _Place]) -> _Place:
+def _find(module: Module, places: dict[Module, _ModuleFiles]) -> _ModuleFiles:
     """Return the file that Python would import for a module, or None if there is no such file, and where its submodules are.
 
     Args:

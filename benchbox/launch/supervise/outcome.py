@@ -109,8 +109,12 @@ def _killed_rank(traces: Sequence[Trace], failed_ranks: Sequence[RankExit]) -> O
 
 
 def _launcher_was_killed(ending: GroupEnding, failures: Sequence[RankExit]) -> bool:
-    """Return whether the process that started the ranks died of a signal: else it reports a rank that failed, and exits."""
-    return ending.cause == "ended" and ending.exit_code is not None and ending.exit_code < 0 and not failures
+    """Return whether the process that started the ranks died of a signal: else it reports a rank that failed, and exits.
+
+    It may still report ranks that got the SIGTERM after its death: a fork server closes its socket before it is gone.
+    """
+    ended_with_it = all(failed.code in _ENDED_BY_SIGTERM for failed in failures)
+    return ending.cause == "ended" and ending.exit_code is not None and ending.exit_code < 0 and ended_with_it
 
 
 def _killed_launcher(ending: GroupEnding) -> Outcome:

@@ -3,11 +3,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchbox.launch.job import Job
 from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.process.processes import find_processes
 
 pytestmark = pytest.mark.ranks
 
@@ -46,8 +46,7 @@ def test_torchrun_survives_the_signals_that_ask_a_training_to_stop(tmp_path: Pat
     while not (job.folder / "started").exists():
         assert time.monotonic() < deadline, job.group_log.read_text()
         time.sleep(0.05)
-    processes = psutil.Process().children(recursive=True)
-    for process in (process for process in processes if "torchrun" in " ".join(process.cmdline())):
+    for process in (process for process in find_processes(job.job_id) if "torchrun" in " ".join(process.cmdline())):
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGUSR1)
     (job.folder / "go").touch()

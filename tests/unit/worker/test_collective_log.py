@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,17 @@ from benchbox.store.rank_collectives import LAST_CALLS, read_rank_collectives
 from benchbox.worker.collective_log import write_collectives
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from benchbox.registry.launch_record import CollectiveCall
+
+
+def written_calls(folder: Path) -> Sequence[CollectiveCall]:
+    write_collectives(folder / "collectives.json")
+    written = read_rank_collectives(folder / "collectives.json")
+    assert written is not None
+    return written["calls"]
 
 
 def test_they_are_the_last_ones_of_many_the_oldest_first(tmp_path: Path) -> None:
@@ -19,10 +30,10 @@ def test_they_are_the_last_ones_of_many_the_oldest_first(tmp_path: Path) -> None
     try:
         for size in range(1, LAST_CALLS + 5):
             dist.all_reduce(torch.zeros(size))
-        write_collectives(tmp_path / "collectives.json")
+        calls, deadline = written_calls(tmp_path), time.monotonic() + 60
+        while not all(call["is_done"] for call in calls) and time.monotonic() < deadline:  # noted by a thread, a moment later
+            calls = written_calls(tmp_path)
     finally:
         dist.destroy_process_group()
-    written = read_rank_collectives(tmp_path / "collectives.json")
-    assert written is not None
-    assert [call["shapes"] for call in written["calls"]] == [[[size]] for size in range(5, LAST_CALLS + 5)]
-    assert all(call["is_done"] for call in written["calls"])
+    assert [call["shapes"] for call in calls] == [[[size]] for size in range(5, LAST_CALLS + 5)]
+    assert all(call["is_done"] for call in calls)

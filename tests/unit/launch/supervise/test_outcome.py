@@ -130,6 +130,13 @@ def test_a_launcher_that_was_killed_is_the_cause_and_no_rank(ranks: Any) -> None
     assert outcome.error["message"] == "the launcher was ended by SIGKILL, and its ranks with it: no rank is at fault"
 
 
+def test_ranks_that_are_ended_after_their_launcher_was_killed_are_not_at_fault() -> None:
+    failures = [RankExit(rank=1, code=143, noticed_at=1.0), RankExit(rank=0, code=-15, noticed_at=1.0)]
+    outcome = classify_outcome(ending("ended", [TERMINATED], [progress(2, "forward")], exit_code=-9), failures)
+    assert (outcome.error["type"], outcome.error["rank"]) == ("Killed", None)
+    assert "the launcher was ended by SIGKILL" in outcome.error["message"]
+
+
 def test_a_launcher_that_died_after_a_rank_had_failed_is_not_the_cause() -> None:
     assert classify_outcome(ending("ended", [error(status="oom")], [progress(3, "sync")], exit_code=-9)).status == "oom"
     stuck = ending("ended", [progress(2, "sync")], [progress(2, "sync")], exit_code=-9)
