@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import re
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import nn
@@ -78,7 +79,8 @@ def discover(
     objects = TrainingObjects()
     found: dict[Role, list[Any]] = {"module": [], "schedule": [], "accelerator": [], "stepper": [], "average": []}
     roles = _Roles()
-    listed = [candidate for candidate in gc.get_objects() if roles[type(candidate)]]  # of hundreds of thousands
+    everything = gc.get_objects()  # hundreds of thousands, which iterators written in C look through in a third of the time
+    listed = compress(everything, map(roles.__getitem__, map(type, everything)))
     for candidate in {id(candidate): candidate for candidate in (*listed, *called_modules, *constructed)}.values():
         found[cast("Role", roles[type(candidate)])].append(candidate)
     modules, steppers, objects.schedules = found["module"], found["stepper"], found["schedule"]
@@ -95,7 +97,7 @@ def discover(
     objects.others = [module_source(root) for root in roots if id(root) not in trained]
     held = [
         *attribute_sources([*steppers, *found["average"]], objects.models),
-        *container_sources(gc.get_objects(), objects.models),
+        *container_sources(everything, objects.models),
     ]
     objects.others += [  # masters average nothing
         source for source, tensors in zip(held, read_sources(held), strict=True) if stepped.isdisjoint(map(id, tensors))

@@ -6,6 +6,7 @@ import functools
 import gc
 import weakref
 from collections import OrderedDict
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 
-_CONTAINERS = (dict, OrderedDict, list, tuple)
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
 
 
 class TensorSource(NamedTuple):
@@ -98,11 +99,13 @@ def attribute_sources(owners: Iterable[Any], models: Iterable[nn.Module]) -> Ite
                 yield TensorSource((id(owner), attribute), f"{type(owner).__name__}.{attribute}", read)
 
 
-def container_sources(objects: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[TensorSource]:
+def container_sources(objects: Sequence[Any], models: Sequence[nn.Module]) -> Iterator[TensorSource]:
     """Yield the lists and dicts among the objects of the process that may average the models' weights, whoever has them."""
     names, lists = _parameter_names(models), parameter_lists(models)
-    for candidate in objects:
-        if type(candidate) in _CONTAINERS and followed_parameters(_tensors(candidate, names), lists):
+    fewest = min(map(len, lists), default=1)  # most containers of a process have fewer values
+    containers = compress(objects, map(_CONTAINERS.__contains__, map(type, objects)))
+    for candidate in [candidate for candidate in containers if len(candidate) >= fewest]:
+        if followed_parameters(_tensors(candidate, names), lists):
             kind = "dict" if isinstance(candidate, dict) else "list"
             read = functools.partial(_tensors, names=names)
             yield TensorSource(id(candidate), f"a {kind} of tensors", read, address=id(candidate))
