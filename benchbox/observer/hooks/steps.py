@@ -145,7 +145,7 @@ class StepSegmenter:
             self._drop_failed_calls(optimizer, frame)
         call = _OptimizerCall(optimizer, wraps=self._is_wrapper(optimizer))
         self._threads.add(call.thread)
-        outer = self._latest_call(call.thread) or self._wrapping_call(optimizer)
+        outer = (self._latest_call(call.thread) or self._wrapping_call(optimizer)) if self._calls else None
         if outer is not None and not outer.in_closure:
             outer.wraps = True
             self.wrappers.add(id(outer.optimizer))

@@ -10,9 +10,9 @@ import gc
 import re
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from .tensor_sources import attribute_sources, container_sources, module_source, parameters_of, read_sources
@@ -21,15 +21,13 @@ from .wrappers import optimizer_chain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from torch import Tensor
-
     from .tensor_sources import TensorSource
 
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
 _MAX_WRAPPERS = 4
 
 # stepper: whatever else has a method `step`; average: what has none, and is called an average
-Role = Literal["module", "schedule", "accelerator", "stepper", "average"]
+Role = Literal["module", "schedule", "accelerator", "stepper", "average", "tensor"]
 _AVERAGE = re.compile(r"EMA|Ema(?![a-z])|Average")
 
 
@@ -77,7 +75,7 @@ def discover(
             modules, after `gc.freeze()`.
     """
     objects = TrainingObjects()
-    found: dict[Role, list[Any]] = {"module": [], "schedule": [], "accelerator": [], "stepper": [], "average": []}
+    found: dict[Role, list[Any]] = {role: [] for role in get_args(Role)}
     roles = _Roles()
     everything = gc.get_objects()  # hundreds of thousands, which iterators written in C look through in a third of the time
     listed = compress(everything, map(roles.__getitem__, map(type, everything)))
@@ -97,12 +95,22 @@ def discover(
     objects.others = [module_source(root) for root in roots if id(root) not in trained]
     held = [
         *attribute_sources([*steppers, *found["average"]], objects.models),
-        *container_sources(everything, objects.models),
+        *(container_sources(everything, objects.models) if _may_hold_averages(found["tensor"], objects.models) else ()),
     ]
     objects.others += [  # masters average nothing
         source for source, tensors in zip(held, read_sources(held), strict=True) if stepped.isdisjoint(map(id, tensors))
     ]
     return objects
+
+
+def _may_hold_averages(tensors: Iterable[Tensor], models: Iterable[nn.Module]) -> bool:
+    """Return whether there are as many tensors beside the models' parameters and gradients as an average of one has."""
+    parameters = [parameter for model in models for parameter in parameters_of(model)]
+    trained = [sum(parameter.requires_grad for parameter in parameters_of(model)) for model in models]
+    of_models = {
+        id(tensor) for parameter in parameters for tensor in (parameter, parameter.grad if parameter.is_leaf else None)
+    }
+    return sum(id(tensor) not in of_models for tensor in tensors) >= min(filter(None, trained), default=1)
 
 
 class _Roles(dict[type, "Role | None"]):
@@ -116,6 +124,8 @@ class _Roles(dict[type, "Role | None"]):
 def _role_of(kind: type) -> Role | None:
     if issubclass(kind, nn.Module):
         return "module"
+    if issubclass(kind, Tensor):
+        return "tensor"
     if issubclass(kind, LRScheduler) or kind.__module__ == _DEEPSPEED_SCHEDULES:
         return "schedule"
     if kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
