@@ -23,19 +23,19 @@ class _Replicas(NamedTuple):
     numbers: list[UpdateStatistics]  # by rank
 
     @property
-    def drift(self) -> bool:
+    def drifts(self) -> bool:
         return len({numbers.digest_after for numbers in self.numbers}) > 1
 
     @property
     def moved_alike(self) -> bool:
-        return not self.drift and self.numbers[0].digest_after != self.numbers[0].digest_before
+        return not self.drifts and self.numbers[0].digest_after != self.numbers[0].digest_before
 
 
 def _drifting_replicas(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     if _collectives_of_parts(facts) is not None:
         return
     replicas = list(_replicas(facts))
-    drifting = [entry for entry in replicas if entry.drift]
+    drifting = [entry for entry in replicas if entry.drifts]
     if not drifting:
         return
     alike = sum(entry.moved_alike for entry in replicas)

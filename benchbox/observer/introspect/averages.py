@@ -73,14 +73,14 @@ class AverageWatch:
         """Start watching the averages among tensors beside the models: those with the shapes of parameters, in order."""
         self.searched = True
         new = [source for source in sources if source.key not in self._watched]
-        known = {id(average) for _, averages in self._read() for average in averages}
+        watched_ids = {id(average) for _, averages in self._read() for average in averages}
         lists = parameter_lists(models)
         for source, averages in zip(new, read_sources(new), strict=True):
-            if not known.isdisjoint(map(id, averages)):
+            if not watched_ids.isdisjoint(map(id, averages)):
                 continue
             parameters = followed_parameters(averages, lists)
             if parameters and (source.is_module or _are_near(averages, parameters)):
-                known.update(map(id, averages))
+                watched_ids.update(map(id, averages))
                 records = _records(averages, parameters)
                 self._watched[source.key] = _WatchedSource(source, parameters, records, step)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import re
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch import Tensor, nn
@@ -93,23 +93,22 @@ def discover(
     objects.wrappers = _find_wrappers(steppers)
     trained = set(map(id, objects.models))
     objects.others = [module_source(root) for root in roots if id(root) not in trained]
-    held = [
+    sources = [
         *attribute_sources([*steppers, *found["average"]], objects.models),
         *(container_sources(everything, objects.models) if _may_hold_averages(found["tensor"], objects.models) else ()),
     ]
     objects.others += [  # masters average nothing
-        source for source, tensors in zip(held, read_sources(held), strict=True) if stepped.isdisjoint(map(id, tensors))
+        source for source, tensors in zip(sources, read_sources(sources), strict=True) if stepped.isdisjoint(map(id, tensors))
     ]
     return objects
 
 
 def _may_hold_averages(tensors: Iterable[Tensor], models: Iterable[nn.Module]) -> bool:
     """Return whether there are as many tensors beside the models' parameters and gradients as an average of one has."""
-    parameters = [parameter for model in models for parameter in parameters_of(model)]
-    trained = [sum(parameter.requires_grad for parameter in parameters_of(model)) for model in models]
-    of_models = {
-        id(tensor) for parameter in parameters for tensor in (parameter, parameter.grad if parameter.is_leaf else None)
-    }
+    lists = [parameters_of(model) for model in models]
+    gradients = (parameter.grad for parameters in lists for parameter in parameters if parameter.is_leaf)
+    of_models = {id(tensor) for tensor in chain(*lists, gradients)}
+    trained = (sum(parameter.requires_grad for parameter in parameters) for parameters in lists)
     return sum(id(tensor) not in of_models for tensor in tensors) >= min(filter(None, trained), default=1)
 
 
