@@ -312,6 +312,11 @@ def test_a_command_that_cannot_be_run_is_one_line(audit, tmp_path):
         assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])
 
 
+def test_options_after_the_first_argument_belong_to_the_command(audit):
+    done = audit("torchrum", "--format", "of another program")
+    assert done.stderr.splitlines() == ["error: -- torchrum: no such command; is its environment active?"]
+
+
 def test_a_command_that_skips_every_step_is_reported_as_such(run):
     done = run(*AUDIT, "--format", "json", "--", "python", SCRIPTS / "skips_every_step.py")
     assert done.returncode == 4, done.stderr
