@@ -77,16 +77,16 @@ def _adam(
     if not decoupled and decay:
         gradient = gradient + decay * weight
     exp_avg, exp_avg_sq = state.get("exp_avg"), state.get("exp_avg_sq")
-    m = (1.0 - beta1) * gradient if exp_avg is None else beta1 * exp_avg.float() + (1.0 - beta1) * gradient
+    m = (1.0 - beta1) * gradient if exp_avg is None else torch.lerp(exp_avg.float(), gradient, 1.0 - beta1)
     v = (1.0 - beta2) * gradient.square()
     if exp_avg_sq is not None:
-        v += beta2 * exp_avg_sq.float()
+        v.add_(exp_avg_sq, alpha=beta2)
     has_correction = group.get("bias_correction", True)
     scale = (1.0 - beta2**step) ** 0.5 if has_correction else 1.0
     step_size = lr / (1.0 - beta1**step) if has_correction else lr
-    update = -step_size * m / (v.sqrt() / scale + float(group["eps"]))
+    update = m.mul_(-step_size).div_(v.sqrt_().div_(scale).add_(float(group["eps"])))
     if decoupled and decay:
-        update -= lr * decay * weight
+        update.sub_(weight, alpha=lr * decay)
     return update
 
 

@@ -117,7 +117,7 @@ class TensorProbe:
         full_gradient = local_shard(tensor.grad).detach()  # type: ignore[arg-type]
         self.gradient_squared = local_norm(full_gradient) ** 2
         gradient = sample_view(full_gradient, MAX_ELEMENTS)
-        self._with_gradient = gradient != 0
+        self._with_gradient = gradient.bool()
         state = _sampled_state(shard, optimizer_state)
         if self.steps_before_later is None and step > self.first_step:
             observed_steps = step - self.first_step
@@ -152,29 +152,30 @@ class TensorProbe:
             return
         self.steps += 1
         state = _sampled_state(shard, optimizer_state)
-        movement = compensated_weight(stored, state).float() - self._before.float()
         self._moved = self._moved or not torch.equal(stored, self._initial)
         if self._update is not None:
-            is_updated = self._with_gradient & (self._update != 0)
-            update = torch.where(is_updated, self._update, 0.0).double()
-            sums = is_updated.sum(), (is_updated & (movement == 0)).sum(), update @ update, update @ movement.double()
-            updates, lost, squared, dot = torch.stack([value.double() for value in sums]).tolist()  # one read of the device
-            self._had_step_without_update |= not updates
-            if math.isfinite(squared) and math.isfinite(dot):  # nobody can say how much of any other update arrives
-                self.updates += int(updates)
-                self.updates_lost += int(lost)
-                self.update_squared += squared
-                self.update_dot += dot
-        self._record_second_moment(group, state.get("exp_avg_sq"))
+            movement = compensated_weight(stored, state).float() - self._before.float()
+            self._compare_update(self._update, movement, self._with_gradient)
+        if (second_moment := state.get("exp_avg_sq")) is not None:
+            self._record_second_moment(group, second_moment, self._with_gradient)
         self._before = self._update = self._with_gradient = None
 
-    def _record_second_moment(self, group: Mapping[str, Any], second_moment: Tensor | None) -> None:
-        if second_moment is None or self._with_gradient is None:
-            return
-        with_gradient = int(self._with_gradient.sum())
-        if with_gradient:
-            zeros = int(((second_moment == 0) & self._with_gradient).sum())
-            self.second_moment_zero.add(zeros / with_gradient, with_gradient)
+    def _compare_update(self, expected: Tensor, movement: Tensor, with_gradient: Tensor) -> None:
+        update = torch.where(with_gradient, expected, 0.0)
+        updates, arrived = _count_pairs(update, movement)
+        precise = update.double()
+        squared, dot = torch.stack([precise @ precise, precise @ movement.double()]).tolist()
+        self._had_step_without_update |= not updates
+        if math.isfinite(squared) and math.isfinite(dot):  # nobody can say how much of any other update arrives
+            self.updates += updates
+            self.updates_lost += updates - arrived
+            self.update_squared += squared
+            self.update_dot += dot
+
+    def _record_second_moment(self, group: Mapping[str, Any], second_moment: Tensor, with_gradient: Tensor) -> None:
+        elements, nonzero = _count_pairs(with_gradient, second_moment)
+        if elements:
+            self.second_moment_zero.add((elements - nonzero) / elements, elements)
         if (betas := adam_betas(group)) is not None and dtype_name(second_moment) in SIXTEEN_BIT:
             self.second_moment_stalled.add(stalled_share(second_moment, betas[1]), second_moment.numel())
 
@@ -211,6 +212,12 @@ def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
         digest_before=_joined(probe.digest_before for probe in probes),
         digest_after=_joined(probe.digest_after for probe in probes),
     )
+
+
+def _count_pairs(a: Tensor, b: Tensor) -> tuple[int, int]:
+    """Return the number of non-zero elements of `a`, and of those that are non-zero in `b` too, in one read of the device."""
+    first, both = torch.stack([a.count_nonzero(), torch.logical_and(a, b).count_nonzero()]).tolist()
+    return first, both
 
 
 def _digest(values: Tensor) -> str:
