@@ -109,7 +109,6 @@ class _OneAfterAnother(RunCheck):
 class _Chain(RunCheck):
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
-        self.applies = store.chain.exists()
         self._plan: str | None = None
         self._history: dict[LaunchKey, tuple[str | None, ...]] = {}  # oldest first
         reader = store.chain.read()
@@ -119,10 +118,10 @@ class _Chain(RunCheck):
             else:
                 key = sys.intern(entry["cell_id"]), entry["launch"]
                 self._history[key] = (*self._history.get(key, ()), entry["sha256"])
-        self._defect = reader.defect
+        self._defect = reader.defect if store.chain.exists() else "missing: what was edited cannot be told"
 
     def add(self, record: LaunchRecord) -> Iterator[str]:
-        if self._defect or not self.applies:
+        if self._defect:
             return
         sha256, recorded = content_sha256(record), self._history.pop((record["cell_id"], record["launch"]), ())
         if sha256 in recorded[:-1] and sha256 != recorded[-1]:
@@ -133,8 +132,6 @@ class _Chain(RunCheck):
     def finish(self) -> Iterator[Problem]:
         if self._defect:
             yield None, f"chain.jsonl: {self._defect}"
-            return
-        if not self.applies:
             return
         if self._plan != plan_sha256(read_json(self.store.path / "run.json")):
             yield None, "run.json is not the plan of the last run: it was edited"

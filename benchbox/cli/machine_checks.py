@@ -40,7 +40,6 @@ def check_machine(machine: Mapping[str, Any]) -> Iterator[Check]:
     yield _extension(machine)
     yield from _collectives(machine)
     yield _video()
-    yield _browser()
 
 
 def _package(name: str, version: str | None) -> Check:
@@ -160,8 +159,3 @@ def _video() -> Check:
     if missing:
         return Check("warn", "video", f"PyAV has no codec for {', '.join(missing)}", "pip install --only-binary av av")
     return Check("ok", "video", f"reads h264 and av1, writes {CODEC}")
-
-
-def _browser() -> Check:
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    return Check("ok", "browser", path or "no Chromium: only the browser tests of benchbox itself need one")

@@ -115,7 +115,7 @@ class Report:
     differences: EnvironmentDifferences | None  # of environments; None where none was recorded
     method: tuple[MethodRow, ...]
     sampling: str
-    chain_head: str | None  # of the plan and the records; null for records that predate the chain
+    chain_head: str | None  # of the plan and the records; null without one
 
     @property
     def overview_figures(self) -> tuple[Drawing, ...]:

@@ -14,21 +14,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 from benchbox.errors import RecordError
 from benchbox.store.files import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-Kind = Literal["plan", "record", "adopted", "removed"]
+Kind = Literal["plan", "record", "removed"]
 
 
 class ChainEntry(TypedDict):
-    """One line. `adopted` is a record that was there before the chain began, `removed` one that the runner discarded."""
+    """One line. `removed` is a record that the runner discarded."""
 
     kind: Kind
     cell_id: NotRequired[str]
@@ -92,8 +92,8 @@ class Chain:
     def exists(self) -> bool:
         return self.path.is_file()
 
-    def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Append entries (without digests), and return when they are on disk.
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry (without its digest), and return when it is on disk.
 
         Raises:
             RecordError: the last line is no entry, so that nothing can follow from it.
@@ -111,9 +111,7 @@ class Chain:
                 raise RecordError(
                     f"{self.path}: the last line is no entry of a chain; remove it, or choose another --out"
                 ) from None
-            for entry in entries:
-                previous = _digest(previous, entry)
-                stream.write(json.dumps({**entry, "digest": previous}).encode() + b"\n")
+            stream.write(json.dumps({**entry, "digest": _digest(previous, entry)}).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
 
@@ -133,11 +131,10 @@ class Chain:
     def describe(self) -> str:
         """Return one line: the head and the number of entries, or that there is no chain."""
         if not self.exists():
-            return "no chain: the records predate it, and an edit that violates no invariant cannot be seen"
+            return "no chain"
         reader = self.read()
-        kinds = Counter(entry["kind"] for entry in reader)
-        older = f", {kinds['adopted']} of records that are older than the chain" if kinds["adopted"] else ""
-        return f"chain of {kinds.total()} entries{older}, head {reader.head}"
+        entries = sum(1 for _ in reader)
+        return f"chain of {entries} entries, head {reader.head}"
 
     def head_problem(self, head: str) -> str | None:
         """Return how a head that was printed earlier contradicts the chain, or None when the chain continues from it."""

@@ -185,19 +185,8 @@ class RunStore:
         sha256 = plan_sha256(values)
         plans = [entry["sha256"] for entry in self.chain.read() if entry["kind"] == "plan"]
         if plans[-1:] != [sha256]:
-            self._append_to_chain({"kind": "plan", "sha256": sha256})
+            self.chain.append({"kind": "plan", "sha256": sha256})
         write_json(self.path / "run.json", values)
-
-    def _append_to_chain(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry. A new chain begins with the records that an older benchbox has left here."""
-        adopted = []
-        if not self.chain.exists():
-            for path in sorted(self._cells.glob("*/launch-*.json")):
-                with suppress(RecordError):  # a damaged one is named when it is read as a record
-                    record = read_json(path)
-                    key = {"cell_id": record.get("cell_id"), "launch": record.get("launch")}
-                    adopted.append({"kind": "adopted", **key, "sha256": content_sha256(record)})
-        self.chain.append([*adopted, entry])
 
     def run(self) -> Run:
         """Read the plan.
@@ -242,7 +231,7 @@ class RunStore:
         path = self.record_path(record["cell_id"], record["launch"])
         check_record(record, str(path))
         key = {"cell_id": record["cell_id"], "launch": record["launch"]}
-        self._append_to_chain({"kind": "record", **key, "sha256": content_sha256(record)})
+        self.chain.append({"kind": "record", **key, "sha256": content_sha256(record)})
         write_json(path, record)
         return path
 
@@ -250,7 +239,7 @@ class RunStore:
         """Remove a record that is no longer true of its cell, if there is one."""
         path = self.record_path(cell_id, launch)
         if path.is_file():
-            self._append_to_chain({"kind": "removed", "cell_id": cell_id, "launch": launch, "sha256": None})
+            self.chain.append({"kind": "removed", "cell_id": cell_id, "launch": launch, "sha256": None})
             path.unlink()
 
     def stored_launches(self) -> list[tuple[str, int]]:

@@ -41,13 +41,6 @@ def test_a_removed_record_is_an_entry_and_one_that_is_not_there_is_none(store):
     assert kinds(store) == ["plan", "record", "removed"]
 
 
-def test_records_from_before_the_chain_are_adopted_by_name(store):
-    store.chain.path.unlink()
-    store.write_record(example_record(launch=2))
-    assert kinds(store) == ["adopted", "record"]
-    assert "1 of records that are older than the chain" in store.chain.describe()
-
-
 def test_a_line_that_was_cut_off_when_the_machine_stopped_is_replaced(store):
     whole = store.chain.path.read_bytes()
     store.chain.path.write_bytes(whole + b'{"kind": "record", "cell_id"')
