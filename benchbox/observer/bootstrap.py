@@ -147,7 +147,7 @@ class _FactsWriter:
 
     def _at_exit(self) -> None:
         observer = self._observer
-        unseen = observer.every_step_skipped or observer.step_is_compiled or observer.has_failed
+        unseen = observer.every_step_skipped or observer.unobserved or observer.has_failed
         if self._process is None and self._started_in == os.getpid() and unseen:
             self._process = os.getpid()
         if self._done or self._process != os.getpid():

@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from .state import ObservedOptimizer, ObserverState, StepObservation
 
 _NO_STEP = "no optimizer step was seen"
-_COMPILED = "the step is compiled: not observed"
 
 
-def build_facts(state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...], *, compiled: bool) -> RankFacts:
+def build_facts(
+    state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...], *, unobserved: str | None
+) -> RankFacts:
     """Return all observations in the form that rules read.
 
     Args:
         state: the state of the observer.
-        compiled: whether torch.compile has compiled an optimizer's step, which is then not observed.
         rank: the rank of this process.
         world_size: the number of ranks.
         problems: what the observer failed at.
+        unobserved: why the steps of an optimizer were not observed; None if all were.
     """
     optimizers = list(state.optimizers.values())
     model = max(state.objects.models, key=_numel, default=None)
@@ -57,7 +58,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         stepped=tuple(stepped_tensor_facts(state, optimizers)),
         opaque=(
             *opaque_facts(state, optimizers),
-            *([OpaqueOptimizer(optimizer="a further optimizer", reason=_COMPILED)] if compiled and optimizers else []),
+            *([OpaqueOptimizer(optimizer="a further optimizer", reason=unobserved)] if unobserved and optimizers else []),
         ),
         parameters=tuple(parameter_facts(state)),
         buffers=tuple(buffer_facts(state)),
@@ -83,7 +84,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         contract=state.contract,
         libraries=state.libraries,
         locations=tuple(state.locations.locations(_constructed(state, optimizers), state.objects.models)),
-        missing=_missing_sections(state, optimizers, model, _COMPILED if compiled else _NO_STEP, has_averages=bool(averages)),
+        missing=_missing_sections(state, optimizers, model, unobserved or _NO_STEP, has_averages=bool(averages)),
         problems=problems,
     )
 

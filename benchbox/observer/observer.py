@@ -13,6 +13,7 @@ import torch.distributed as dist
 from .build_facts import build_facts
 from .facts import SECTIONS, RankFacts
 from .hooks.steps import StepSegmenter
+from .hooks.tracing import is_capturing
 from .introspect.discovery import TrainingObjects
 from .recording import StepRecorder
 from .state import ObserverState
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
     """Turn an exception of the observer into a recorded problem: the observer stops, and the training continues.
 
-    An observer that has stopped does nothing.
+    An observer that has stopped does nothing, nor does one whose calls a CUDA graph captures.
     """
 
     @functools.wraps(method)
     def guarded(self: StepObserver, *args: Any) -> None:
-        if not self._installed:
+        if not self._installed or is_capturing():
             return
         records_gradients = torch.is_grad_enabled()
         # `torch.no_grad` takes seven times as long, and there may be thousands of calls in a step.
@@ -156,9 +157,9 @@ class StepObserver:
         return not self._state.steps and self._state.calls.scaled_steps > 0
 
     @property
-    def step_is_compiled(self) -> bool:
-        """True if torch.compile has compiled an optimizer's step, which is then not observed."""
-        return bool(self._segmenter.compiled)
+    def unobserved(self) -> str | None:
+        """Reason why the steps of an optimizer were not observed, compiled or captured in a CUDA graph; None if all were."""
+        return self._segmenter.unobserved(self._state.optimizers.keys())
 
     @property
     def has_failed(self) -> bool:
@@ -254,7 +255,7 @@ class StepObserver:
     def _current_facts(self) -> RankFacts:
         for wrapper in self._segmenter.wrappers & self._state.optimizers.keys():
             del self._state.optimizers[wrapper]
-        return build_facts(self._state, *self.rank, tuple(self._problems), compiled=self.step_is_compiled)
+        return build_facts(self._state, *self.rank, tuple(self._problems), unobserved=self.unobserved)
 
     def _build_final_facts(self) -> RankFacts:
         try:

@@ -18,6 +18,7 @@ from ..introspect.tensors import dtype_name
 from .clips import Clip, PendingClips
 from .loss_scale import LossScaleWatch
 from .patches import FunctionPatches
+from .tracing import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,7 +93,7 @@ class PatchedCalls:
         norm = original(*args, **kwargs)
         with self._guard:
             arguments = dict(zip(("parameters", "max_norm", "norm_type"), args)) | kwargs  # noqa: B905 (the call has more)
-            if float(arguments.get("norm_type", 2.0)) == 2.0:
+            if float(arguments.get("norm_type", 2.0)) == 2.0 and not is_capturing():
                 self.clips.add(Clip(norm, float(arguments["max_norm"])), _parameter_ids(parameters))
         return norm
 
@@ -109,7 +110,7 @@ class PatchedCalls:
         result = original(*args, **kwargs)
         with self._guard:
             arguments = dict(zip(("parameters", "max_norm", "total_norm"), args)) | kwargs  # noqa: B905 (the call has more)
-            if not self._has_other_norm:
+            if not self._has_other_norm and not is_capturing():
                 self.clips.add(Clip(arguments["total_norm"], float(arguments["max_norm"])), _parameter_ids(parameters))
             self._has_other_norm = False
         return result

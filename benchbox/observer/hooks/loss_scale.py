@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
+
+from .tracing import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +41,7 @@ class LossScaleWatch:
         loss = losses[0] if isinstance(losses, (list, tuple)) and len(losses) == 1 else losses
         if self.was_scaled or type(loss) is not Tensor or loss.numel() != 1:
             return
-        if loss.is_cuda and torch.cuda.is_current_stream_capturing():  # no number can be read
+        if is_capturing():
             return
         last, node = None, loss.grad_fn
         while node is not None and node.name() in _SCALING:

@@ -21,10 +21,10 @@ from ..introspect.discovery import attribute_values
 from ..introspect.tensors import local_shard
 from ..introspect.wrappers import optimizer_chain
 from ..numerics.probes import can_probe
-from .tracing import TraceWatch, note_traced_step
+from .tracing import TraceWatch, is_capturing, note_traced_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import FrameType
 
     from torch import Tensor
@@ -70,7 +70,8 @@ class StepSegmenter:
     def __init__(self, listener: StepListener) -> None:
         self.step = 0
         self.wrappers: set[int] = set()  # ids of optimizers that turned out to step others
-        self.compiled = TraceWatch("step")  # whether a step is compiled: it runs no hooks
+        self._compiled = TraceWatch("step")  # whether a step is compiled: it runs no hooks
+        self._captured: set[int] = set()  # ids of optimizers that step in a CUDA graph, whose replays run none either
         self._is_open = False
         self._listener = listener
         self._calls: list[_OptimizerCall] = []  # nested, outermost first, of each thread
@@ -86,6 +87,9 @@ class StepSegmenter:
             if torch.compiler.is_compiling():
                 note_traced_step()
                 return None
+            if is_capturing():
+                self._note_capture(optimizer)
+                return None
             frame = sys._getframe(1)  # noqa: SLF001 (`inspect` reads every source file)
             arguments: Arguments | None = self._run(0, lambda: self._before(optimizer, frame, args, kwargs))
             return arguments
@@ -93,10 +97,10 @@ class StepSegmenter:
         def after(optimizer: Optimizer, *_: Any) -> None:
             if torch.compiler.is_compiling():
                 note_traced_step()
-                return
-            self._run(1, lambda: self._after(optimizer))
+            elif not is_capturing():
+                self._run(1, lambda: self._after(optimizer))
 
-        self.compiled = TraceWatch("step")
+        self._compiled = TraceWatch("step")
         self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def remove(self) -> None:
@@ -108,10 +112,21 @@ class StepSegmenter:
         """
         self._calls.clear()
         for handle in self._handles:
-            is_removable = not self.compiled and len(self._threads) < 2
+            is_removable = not self._compiled and len(self._threads) < 2
             if is_removable and (handle is not self._running or _is_last_hook(handle)):
                 handle.remove()
         self._handles.clear()
+
+    def unobserved(self, observed: Collection[int]) -> str | None:
+        """Return why the steps of an optimizer were not observed, but for those whose ids are given; None if all were."""
+        if self._compiled:
+            return "the step is compiled: not observed"
+        captured = self._captured.difference(observed, self.wrappers)
+        return "the step is captured in a CUDA graph: not observed" if captured else None
+
+    def _note_capture(self, optimizer: Optimizer) -> None:
+        if self._handles and len(optimizer_chain(optimizer)) == 1:
+            self._captured.add(id(optimizer))
 
     def _run(self, index: int | None, action: Callable[[], Any]) -> Any:
         """Return the result of an action inside a hook, or outside of the hooks if `index` is None. No error gets out."""

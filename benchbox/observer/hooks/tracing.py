@@ -1,14 +1,16 @@
-"""Hooks under torch.compile, which traces whatever a compiled frame calls, these hooks included.
+"""Hooks under torch.compile and under CUDA graphs: both record a program with its hooks, and run it again without them.
 
-A traced hook must do nothing: an effect would break the graph, and the training would round differently. Dynamo also guards on
-the hooks that it met. A traced hook therefore stays registered, idle, when the observer is done: without it every graph would
-be compiled again.
+torch.compile traces whatever a compiled frame calls. A traced hook must do nothing: an effect would break the graph, and the
+training would round differently. Dynamo also guards on the hooks that it met. A traced hook therefore stays registered, idle,
+when the observer is done: without it every graph would be compiled again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+
+import torch
 
 _counts: Counter[str] = Counter()  # traces by kind of hook, in this process
 
@@ -22,6 +24,11 @@ class TraceWatch:
 
     def __bool__(self) -> bool:
         return _counts[self._kind] > self._before
+
+
+def is_capturing() -> bool:
+    """Return whether this thread captures a CUDA graph: reading a number would end the capture, and with it the training."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # Dynamo runs a function that is passed to `comptime` while it traces, and leaves no trace of the call in the graph. It accepts
