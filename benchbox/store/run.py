@@ -46,6 +46,14 @@ class _PlannedCell(TypedDict):
     cell: _CellTypes
 
 
+class _MeasureTypes(TypedDict):
+    """Numbers by which a cell is measured; there are other fields."""
+
+    warmup_steps: int
+    steps: int
+    launches: int
+
+
 class _SkippedCell(TypedDict):
     cell: _CellTypes
     reason: str
@@ -69,7 +77,7 @@ class _RunFile(TypedDict, total=False):
     matrix: dict[str, Any]
     reference: dict[str, Any]
     thresholds: list[dict[str, Any]]
-    measure: dict[str, Any]
+    measure: _MeasureTypes
     cells: list[_PlannedCell]
     skipped: list[_SkippedCell]
     sequential: dict[str, Any] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -27,7 +27,7 @@ def settled_run(folder, verdict, *, subject_s, last_s=None):
     Args:
         last_s: the step of three more launches of the subject, which an earlier command left; None without them.
     """
-    run = example_run([CELL, FASTER, OTHER], reference={"backend": "ddp"}, measure={"launches": 10})
+    run = example_run([CELL, FASTER, OTHER], reference={"backend": "ddp"}, measure=asdict(replace(MEASURE, launches=10)))
     pair = f"{FASTER.cell_id}/{CELL.cell_id}"
     sequential = {**plan_looks(run), "launches": {FASTER.cell_id: 7}, "settled": {pair: verdict}}
     store = RunStore(folder)
