@@ -55,8 +55,8 @@ class Normaliser(nn.Module):
             DataError: a statistic is missing, wider than `dim` or not finite.
         """
         rows = [affine_parameters(stats, self.mode, self.dim, where=f"dataset {i}") for i, stats in enumerate(feature_stats)]
-        load_dataset_rows(self, "offset", torch.stack([offset for offset, _ in rows]))
-        load_dataset_rows(self, "scale", torch.stack([scale for _, scale in rows]))
+        load_dataset_rows(self, "offset", torch.stack([offset for offset, _ in rows]).float())
+        load_dataset_rows(self, "scale", torch.stack([scale for _, scale in rows]).float())
 
     def normalise(self, x: Tensor, dataset_index: Tensor) -> Tensor:
         """Convert raw units (B, ..., D) to network units, float32. `dataset_index` (B,) selects the statistics."""
@@ -125,14 +125,14 @@ def finite_statistic(values: object, where: str) -> Tensor:
 def affine_parameters(
     stats: Mapping[str, Sequence[float]], mode: NormalisationMode, dim: int, where: str
 ) -> tuple[Tensor, Tensor]:
-    """Compute offset and scale, both (dim,) float32, of a feature of one dataset.
+    """Compute offset and scale, both (dim,) float64, of a feature of one dataset.
 
     They are the identity for dimensions without range and beyond the width of the feature.
 
     Raises:
         DataError: a statistic that the mode uses is missing, wider than `dim`, or holds anything but finite numbers.
     """
-    offset, scale = torch.zeros(dim), torch.ones(dim)
+    offset, scale = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
     values = []
     for name in REQUIRED_STATISTICS[mode]:
         if name not in stats:
@@ -160,6 +160,6 @@ def affine_parameters(
         unit = (spread + EPS) / 2
         centre = low + unit
     has_range = spread > EPS
-    offset[: len(has_range)][has_range] = centre[has_range].float()
-    scale[: len(has_range)][has_range] = unit[has_range].float()
+    offset[: len(has_range)][has_range] = centre[has_range]
+    scale[: len(has_range)][has_range] = unit[has_range]
     return offset, scale

@@ -175,8 +175,10 @@ class DatasetSamples:
         """Return the bin numbers of states (n, D) in prompts, None where prompts have no state."""
         if self._state_affine is None:
             return [None] * len(state)
+        # Rounded to float32 only in the end: a state that is exactly q01 is then exactly -1, in the first bin and not below it.
         offset, scale = self._state_affine
-        bins = state_bins((state - offset) / scale, self.spec.state_bins, self.spec.lowest_bin)
+        normalised = ((state - offset) / scale).astype(np.float32)
+        bins = state_bins(normalised, self.spec.state_bins, self.spec.lowest_bin)
         return [tuple(row) for row in bins.tolist()]
 
     def _actions(self, episode: Episode, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -188,7 +190,7 @@ class DatasetSamples:
 
     def _normalise_action(self, action: np.ndarray) -> np.ndarray:
         offset, scale = self._action_affine
-        chunk: np.ndarray = (action - offset) / scale
+        chunk: np.ndarray = (action - offset.astype(np.float32)) / scale.astype(np.float32)
         return chunk
 
     def _normalisation(self, name: str, mode: NormalisationMode) -> tuple[np.ndarray, np.ndarray]:

@@ -68,7 +68,9 @@ def state_bins(state: np.ndarray, bins: int, lowest: int = -1) -> np.ndarray:
     Values below -1 have the number `lowest`: -1 as in openpi and LeRobot, on whose prompts the published weights were trained,
     or 0, the first bin, as in OpenTau.
     """
-    return np.minimum(np.maximum(np.floor((state + 1) / 2 * bins), lowest), bins - 1).astype(np.int64)
+    # Compared with the lower edges: adding 1 would round a number just below 0 to the bin above it.
+    edges = np.arange(bins) * (2 / bins) - 1
+    return np.maximum(np.searchsorted(edges, state, side="right") - 1, lowest)
 
 
 def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:

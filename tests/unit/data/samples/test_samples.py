@@ -102,6 +102,18 @@ def test_the_prompt_is_the_task_and_the_state_in_quantile_bins(samples):
     assert sample["prompt_tokens"][~sample["prompt_mask"]].unique().tolist() == [0]
 
 
+def test_a_state_that_is_exactly_the_first_quantile_is_in_the_first_bin(dataset_root, bare_spec):
+    """As in openpi and LeRobot: a closed gripper is not below the range of its own dataset."""
+    dataset = open_dataset(dataset_root)
+    spec = replace(bare_spec, prompt_end="")
+    for frame in range(10):
+        lowest = dataset.column("observation.state", frame, frame + 1)[0]
+        dataset.statistics["observation.state"] |= {"q01": lowest.tolist(), "q99": (lowest + 0.7).tolist()}
+        row = DatasetSamples(dataset, spec, seed=0).sample(0, frame)
+        prompt = ByteTokenizer(259).decode(row["prompt_tokens"][row["prompt_mask"]].tolist())
+        assert prompt == "Task: push the red block, State: 0 0 0;\n"
+
+
 def test_without_the_state_the_prompt_is_the_same_for_every_frame_of_a_task(dataset_root, spec):
     samples = DatasetSamples(open_dataset(dataset_root), replace(spec, state_in_prompt=False), seed=0)
     assert torch.equal(samples.sample(0, 14)["prompt_tokens"], samples.sample(0, 30)["prompt_tokens"])

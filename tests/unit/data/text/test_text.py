@@ -36,7 +36,9 @@ def test_bins_divide_minus_one_to_one_and_what_lies_below_them_is_minus_one():
     assert state_bins(state, 256).tolist() == [-1, 0, 0, 127, 128, 255, 255, 255]
     states = np.random.default_rng(0).uniform(-1.5, 1.5, 1000)
     edges = np.linspace(-1, 1, 257)[:-1]
-    assert (state_bins(states, 256) == np.digitize(states, edges) - 1).all(), "as openpi and LeRobot count"
+    below_edges = np.nextafter(edges.astype(np.float32), np.float32(-2))
+    for values in (states, edges, below_edges):
+        assert (state_bins(values, 256) == np.digitize(values, edges) - 1).all(), "as openpi and LeRobot count"
 
 
 @pytest.mark.parametrize(
