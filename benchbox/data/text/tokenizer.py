@@ -36,8 +36,9 @@ def open_tokenizer(path: Path | None, text_vocab: int) -> Tokenizer:
 class FileTokenizer:
     """Tokenizer of a `tokenizer.json`, with the special tokens named in `tokenizer_config.json` in the same folder.
 
-    Without that file its special tokens with common names are used. `bos` and `eos` may be missing. Without a pad token the
-    padding is `eos`, or id 0: padding is masked.
+    Without that file its special tokens with common names are used. `bos` and `eos` may be missing. A `bos` that the file names
+    and transformers would not put before a text, as with SmolVLM's, counts as missing. Without a pad token the padding is
+    `eos`, or id 0: padding is masked.
 
     Raises:
         ConfigurationError: it has ids that are not below `text_vocab`.
@@ -89,4 +90,6 @@ class FileTokenizer:
         for name, content in contents.items():
             if content and ids[name] is None:
                 raise DataError(f"{config}: {name}_token is {content!r}, which the tokenizer beside it lacks")
+        if not settings.get("add_bos_token", self._tokenizer.encode("").ids[:1] == [ids["bos"]]):
+            ids["bos"] = None
         return ids
