@@ -21,10 +21,10 @@ from lerobot.processor.converters import batch_to_transition, transition_to_batc
 from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
-from benchbox.data import open_dataset
-from benchbox.data.samples.windows import DatasetSamples
+from benchbox.data.loading.loader import open_samples
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
+from benchbox.spec.cell import DataSpec
 
 CAMERAS = [f"observation.images.camera{index}" for index in range(2)]  # in the dataset as the adapter names them
 DIMS, PIXELS = 8, 64  # those of the tiny policies
@@ -36,7 +36,7 @@ def main(folder):
     for name in request["policies"]:
         torch.manual_seed(0)
         policy = build_policy(f"lerobot:{name}", "tiny", Axes(cams=len(CAMERAS), attention="native"))
-        samples = DatasetSamples(open_dataset(folder / "dataset"), policy.batch_spec(), seed=0)
+        samples = open_samples(DataSpec(kind="lerobot", path=str(folder / "dataset")), policy.batch_spec(), seed=0)
         policy.load_statistics(samples.statistics)
         batch = default_collate([samples.sample(0, index) for index in request["indices"]])
         trained = trained_batch(policy, batch)
