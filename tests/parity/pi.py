@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from benchbox_policies._layers.families.flow import time_from_uniform
+from benchbox_policies._layers.weights.published_names import parameter_names
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, build_policy, policy_entry
 from tests.support.policy_batches import make_batch, wake
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from benchbox.registry.contracts import Batch, Policy
@@ -49,20 +52,22 @@ def pi_batch(policy: Policy) -> Batch:
     return batch
 
 
-def lerobot_batch(batch: Batch) -> dict[str, Tensor]:
+def lerobot_batch(
+    batch: Batch, *, cameras: Sequence[int] = range(CAMERAS - 1), state_dims: int = REAL_DIMS, action_dims: int = REAL_DIMS
+) -> dict[str, Tensor]:
     """Return a batch under lerobot's names, without what is missing in it."""
-    images = {f"observation.images.{i}": batch["images"][:, 0, i].float() / 255 for i in range(CAMERAS - 1)}
+    images = {f"observation.images.{i}": batch["images"][:, 0, i].float() / 255 for i in cameras}
     return images | {
-        "observation.state": batch["state"][:, -1, :REAL_DIMS].contiguous(),
+        "observation.state": batch["state"][:, -1, :state_dims].contiguous(),
         "observation.language.tokens": batch["prompt_tokens"],
         "observation.language.attention_mask": batch["prompt_mask"],
-        "action": batch["action"][..., :REAL_DIMS].contiguous(),
+        "action": batch["action"][..., :action_dims].contiguous(),
         "noise": batch["noise"][:, 0].contiguous(),
         "time": time_from_uniform(batch["uniform"][:, 0]),
     }
 
 
-def lerobot_sizes(name: str, policy: Policy) -> dict[str, Any]:
+def lerobot_sizes(name: str, policy: Policy, *, state_dims: int = REAL_DIMS, action_dims: int = REAL_DIMS) -> dict[str, Any]:
     """Return the sizes of a policy under lerobot's names."""
     config = policy.config
     vision, backbone, expert = config.model.vision, config.model.backbone, config.model.expert
@@ -86,11 +91,27 @@ def lerobot_sizes(name: str, policy: Policy) -> dict[str, Any]:
         },
         "vocabulary": config.model.vocabulary,
         "image_size": [vision.image, vision.image],
-        "cameras": [f"observation.images.{i}" for i in range(CAMERAS)],
+        "cameras": [f"observation.images.{i}" for i in range(policy.cameras)],
         "horizon": config.horizon,
-        "state_dim": REAL_DIMS,
-        "action_dim": REAL_DIMS,
+        "denoising_steps": config.denoising_steps,
+        "state_dim": state_dims,
+        "max_state_dim": config.state_dim,
+        "action_dim": action_dims,
+        "max_action_dim": config.action_dim,
     }
+
+
+def lerobot_gradients(outputs: Mapping[str, Tensor], without_gradient: Sequence[str]) -> dict[str, Tensor]:
+    """Return the gradients among the outputs of `scripts/pi.py`, under our names of the parameters."""
+    prefix = "gradient."
+    gradients = {name.removeprefix(prefix): tensor for name, tensor in outputs.items() if name.startswith(prefix)}
+    names = parameter_names([*gradients, *without_gradient])
+    return {names[name]: gradient for name, gradient in gradients.items()}
+
+
+def predicting_padding(batch: Batch) -> Batch:
+    """Return a batch whose padded dimensions are predicted while acting, as lerobot does although it does not train them."""
+    return {**batch, "action_dim_mask": torch.ones_like(batch["action_dim_mask"])}
 
 
 def network_pixels(images: Tensor) -> Tensor:

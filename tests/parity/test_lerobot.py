@@ -11,12 +11,23 @@ import torch
 from benchbox_policies._layers.families.flow import interpolate, time_from_uniform
 from benchbox_policies._layers.weights.export import published_state_dict
 from benchbox_policies._layers.weights.published import load_published
-from benchbox_policies._layers.weights.published_names import parameter_names
 from safetensors.torch import load_file, save_file
 
 from benchbox.errors import DataError
+from benchbox.optim.groups import plan_groups
+from benchbox.optim.schedules import rate_factor
+from benchbox.spec.optim import OptimSpec
 from tests.parity.lerobot import VERSION, requires_lerobot, run_script
-from tests.parity.pi import PRESETS, REAL_DIMS, build_pi, lerobot_batch, lerobot_sizes, pi_batch
+from tests.parity.pi import (
+    PRESETS,
+    REAL_DIMS,
+    build_pi,
+    lerobot_batch,
+    lerobot_gradients,
+    lerobot_sizes,
+    pi_batch,
+    predicting_padding,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +52,7 @@ class Comparison:
     velocity: Tensor  # (B, N, A)
     theirs: dict[str, Tensor]
     without_gradient: list[str]
+    weight_decays: list[float]  # of the groups of lerobot's optimizer
     trained: Path  # lerobot's checkpoint after one step
 
 
@@ -68,7 +80,7 @@ def comparison(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         losses=losses,
         velocity=velocities[0],
         theirs=load_file(folder / "results.safetensors"),
-        without_gradient=json.loads((folder / "results.json").read_text())["without_gradient"],
+        **json.loads((folder / "results.json").read_text()),
         trained=folder / "trained",
     )
 
@@ -94,10 +106,7 @@ def test_velocity_and_loss_are_those_of_lerobot(comparison: Comparison, parity: 
 
 def test_gradients_are_those_of_lerobot(comparison: Comparison, parity: ParityTable) -> None:
     """Parameters that are frozen here have no gradient there, or one of zeros."""
-    prefix = "gradient."
-    gradients = {name.removeprefix(prefix): tensor for name, tensor in comparison.theirs.items() if name.startswith(prefix)}
-    names = parameter_names([*gradients, *comparison.without_gradient])
-    theirs = {names[name]: gradient for name, gradient in gradients.items()}
+    theirs = lerobot_gradients(comparison.theirs, comparison.without_gradient)
     ours = {name: parameter.grad for name, parameter in comparison.policy.named_parameters() if parameter.requires_grad}
     assert {name for name in theirs.keys() - ours.keys() if theirs[name].any()} == set()
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
@@ -111,11 +120,6 @@ def test_gradients_are_those_of_lerobot(comparison: Comparison, parity: ParityTa
     worst = max(differences, key=differences.__getitem__)
     quantity = f"gradients: the worst of {len(differences)} parameters"
     parity.compare(policy_name(comparison), VERSION, quantity, ours[worst], theirs[worst])
-
-
-def predicting_padding(batch: Batch) -> Batch:
-    """Return a batch whose padded dimensions are predicted while acting, as lerobot does although it does not train them."""
-    return {**batch, "action_dim_mask": torch.ones_like(batch["action_dim_mask"])}
 
 
 def test_exported_weights_act_in_lerobot_as_here(comparison: Comparison, parity: ParityTable) -> None:
@@ -141,3 +145,23 @@ def test_a_checkpoint_that_lerobot_trained_acts_here_as_there(comparison: Compar
 def test_a_checkpoint_that_lerobot_trained_is_refused_by_a_policy_that_predicts_text(comparison: Comparison) -> None:
     with pytest.raises(DataError, match="differ, and are one tensor here"):
         load_published(comparison.policy, comparison.trained, predicts_text=True)
+
+
+def test_learning_rates_are_those_of_lerobot_but_for_the_step_at_which_the_cosine_begins(
+    comparison: Comparison, parity: ParityTable
+) -> None:
+    optim, steps = OptimSpec(lr=1e-3), range(0, 40_001, 500)  # as in the script
+    factor = rate_factor(optim, optim.lr)
+    ours, theirs = torch.tensor([factor(step) for step in steps]), comparison.theirs["rates"]
+    ends = [index for index, step in enumerate(steps) if step < optim.warmup_steps or step >= optim.total_steps]
+    name = policy_name(comparison)
+    parity.compare(name, VERSION, "learning rates of the warm-up and after the decay", ours[ends], theirs[ends])
+    reason = "the cosine begins at the end of the warm-up here and in openpi, and at step 0 there"
+    parity.compare(name, VERSION, "learning rates", ours, theirs, bound=0.035, reason=reason)
+
+
+def test_lerobot_decays_all_parameters_and_benchbox_only_matrices(comparison: Comparison) -> None:
+    optim, policy = OptimSpec(), comparison.policy
+    assert comparison.weight_decays == [optim.weight_decay]
+    plans = plan_groups(policy, policy.parameter_roles(), optim)
+    assert {plan.weight_decay for plan in plans} == {optim.weight_decay, 0.0}

@@ -1,7 +1,7 @@
 """Run lerobot's pi0 or pi05 on weights and a batch of benchbox, and train it for a step: pi.py FOLDER.
 
-FOLDER has `request.json`, `batch.safetensors` and `weights/model.safetensors`. Written into it are `results.safetensors`,
-`results.json` and the checkpoint `trained/` after the step.
+FOLDER, or every folder in it, has `request.json`, `batch.safetensors` and `weights/model.safetensors`. Written into it are
+`results.safetensors`, `results.json` and the checkpoint `trained/` after the step.
 """
 
 import importlib
@@ -12,6 +12,7 @@ from pathlib import Path
 import operators  # noqa: F401
 import torch
 from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.policies.pi_gemma import PaliGemmaForConditionalGenerationWithPiGemma, PiGemmaForCausalLM
 from safetensors.torch import load_file, save_file
 
 ACTION, STATE, TOKENS, MASK = (
@@ -23,6 +24,11 @@ ACTION, STATE, TOKENS, MASK = (
 
 
 def main(folder):
+    for request in sorted(folder.rglob("request.json")):
+        run(request.parent)
+
+
+def run(folder):
     request = json.loads((folder / "request.json").read_text())
     name = request["policy"]
     modeling = importlib.import_module(f"lerobot.policies.{name}.modeling_{name}")
@@ -55,26 +61,28 @@ def main(folder):
     optimizer.step()
     outputs["trained.actions"] = policy.predict_action_chunk(batch, noise=noise)
     policy.save_pretrained(folder / "trained")
+    (factor,) = config.get_scheduler_preset().build(optimizer, config.scheduler_decay_steps).lr_lambdas
+    outputs["rates"] = torch.tensor([factor(step) for step in range(0, 40_001, 500)])
     save_file({key: tensor.contiguous() for key, tensor in outputs.items()}, folder / "results.safetensors")
     without_gradient = [key for key, gradient in gradients.items() if gradient is None]
-    (folder / "results.json").write_text(json.dumps({"without_gradient": without_gradient}))
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    (folder / "results.json").write_text(json.dumps({"without_gradient": without_gradient, "weight_decays": decays}))
 
 
 def set_sizes(modeling, request):
     """Make lerobot, which builds the published sizes only, build others; everything else in it is left as it is."""
     variants = {"gemma_2b": request["backbone"], "gemma_300m": request["expert"]}
     modeling.get_gemma_config = lambda variant: modeling.GemmaConfig(**variants[variant])
-    paligemma, expert = modeling.PaliGemmaForConditionalGenerationWithPiGemma, modeling.PiGemmaForCausalLM
 
     def build_paligemma(config):
         for key, size in request["vision"].items():
             setattr(config.vision_config, key, size)
         config.text_config.vocab_size = request["vocabulary"]
-        return paligemma(config=config)
+        return PaliGemmaForConditionalGenerationWithPiGemma(config=config)
 
     def build_expert(config):
         config.vocab_size = request["vocabulary"]
-        return expert(config=config)
+        return PiGemmaForCausalLM(config=config)
 
     modeling.PaliGemmaForConditionalGenerationWithPiGemma, modeling.PiGemmaForCausalLM = build_paligemma, build_expert
 
@@ -89,6 +97,9 @@ def make_config(config_class, request):
         image_resolution=tuple(request["image_size"]),
         chunk_size=request["horizon"],
         n_action_steps=request["horizon"],
+        num_inference_steps=request["denoising_steps"],
+        max_state_dim=request["max_state_dim"],
+        max_action_dim=request["max_action_dim"],
         optimizer_lr=1e-3,
     )
 
