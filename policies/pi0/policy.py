@@ -8,14 +8,21 @@ to 1e-5 (`reports/parity/parity.md`). These differences are wanted:
   padded), that of openpi the padded dimensions too.
 - Dimensions whose values are all equal are not normalised. In openpi and LeRobot they become a constant, -1 by quantiles and
   0 by mean and deviation, and a value that differs from the constant later is divided by 1e-6 or 1e-8.
-- Deviations are increased by 1e-6, as in openpi. LeRobot adds 1e-8: normalised states of the sample dataset differ by up to
-  2e-5 of their value.
+- Deviations, and ranges of quantiles, are increased by 1e-6, as in openpi. LeRobot adds 1e-8 to deviations and nothing to
+  ranges: normalised states of the sample dataset differ by up to 2e-5 of their value, and a state in the middle of its range
+  is in bin 127 of pi05's prompt here and in openpi, and in bin 128 in LeRobot.
 - Shrunk images are averaged, as in openpi. LeRobot interpolates between the nearest pixels and skips the others: at half the
   size single pixels differ by up to 0.4, where black is -1 and white 1.
 - While acting, dimensions that the data lacks go from their noise to 0, as the expert saw them in training. openpi and LeRobot
   let it predict them, which LeRobot trains as little as benchbox does. With 4 of 32 dimensions, as in the sample dataset, that
   raised the error of pi05 tiny's normalised actions from 0.240 to 0.418 (600 steps, one seed).
-- The task is cleaned as in openpi: underscores and line breaks become spaces. LeRobot's pi0 leaves it as it is.
+- The task is cleaned as in openpi: underscores and line breaks become spaces. LeRobot's pi0 leaves it as it is. Of one that is
+  too long the end is cut, before the line break that ends the prompt; openpi and LeRobot cut the line break too.
+- Biases, norms, embeddings and position tables have no weight decay. LeRobot decays all parameters, by the same 0.01.
+- After the warm-up, learning rates are those of openpi. LeRobot's cosine begins at step 0 and not at the end of the warm-up: in
+  between, its rates are lower by up to 3% of the peak. Below 30000 steps it shortens warm-up and decay in proportion; here
+  `optim.warmup_steps` and `optim.total_steps` say what they are.
+- `freeze_vision` freezes the projector too, which LeRobot's `freeze_vision_encoder` trains.
 
 Two things are missing:
 

@@ -5,9 +5,10 @@ The presets `full_flow` and `tiny_flow` are the policy that openpi and LeRobot t
 batch, noise and time, their velocity, loss elements, gradients and actions are those of openpi and of LeRobot to 1e-5
 (`reports/parity/parity.md`). What differs on purpose is listed in `pi0`: the loss skips padding (8% of the loss of the tiny
 policy with a third of the steps padded), dimensions whose values are all equal are not normalised (in the prompt they have the
-number of the raw value, where openpi and LeRobot have 0), shrunk images are averaged, and dimensions that the data lacks are
-not predicted while acting. Of a prompt that is too long the task is cut; openpi and LeRobot cut the end of the text, and with
-it the state. As in `pi0`, the augmentation of images that openpi trains with and the relative actions that both offer are
+number of the raw value, where openpi and LeRobot have 0), shrunk images are averaged, dimensions that the data lacks are not
+predicted while acting, and ranges, weight decay, learning rates and `freeze_vision` are as there. Of a prompt that is too long
+the task is cut; openpi and LeRobot cut the end of the text, and with it the state. A state of more than `state_dim` dimensions
+is refused; as text, openpi and LeRobot take it. As in `pi0`, the augmentation of images that openpi trains with and the relative actions that both offer are
 missing.
 """
 
