@@ -24,13 +24,14 @@ to 1e-5 (`reports/parity/parity.md`). These differences are wanted:
   `optim.warmup_steps` and `optim.total_steps` say what they are.
 - `freeze_vision` freezes the projector too, which LeRobot's `freeze_vision_encoder` trains.
 
-Two things are missing:
+Three things are missing:
 
 - Augmentation of images. openpi always trains with it: a random crop of 95% of height and width, which is enlarged again, and a
   rotation by up to 5 degrees, of cameras without "wrist" in their names; random brightness, contrast and saturation of all.
   In LeRobot it is an option of the dataset, which is off by default.
 - Relative actions. openpi's data transforms and LeRobot's `use_relative_actions`, which is off by default, subtract the current
   state from the actions of a chunk, but for dimensions such as the gripper. Here actions are learned as the dataset has them.
+- Real-time chunking. LeRobot's `rtc_config`, which is off by default, leads a chunk to what is left of the one before it.
 """
 
 from __future__ import annotations

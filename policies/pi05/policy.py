@@ -8,8 +8,8 @@ policy with a third of the steps padded), dimensions whose values are all equal 
 number of the raw value, where openpi and LeRobot have 0), shrunk images are averaged, dimensions that the data lacks are not
 predicted while acting, and ranges, weight decay, learning rates and `freeze_vision` are as there. Of a prompt that is too long
 the task is cut; openpi and LeRobot cut the end of the text, and with it the state. A state of more than `state_dim` dimensions
-is refused; as text, openpi and LeRobot take it. As in `pi0`, the augmentation of images that openpi trains with and the relative actions that both offer are
-missing.
+is refused; as text, openpi and LeRobot take it. As in `pi0`, the augmentation of images that openpi trains with, the relative
+actions that both offer and LeRobot's real-time chunking are missing.
 """
 
 from __future__ import annotations

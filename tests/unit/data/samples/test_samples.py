@@ -103,7 +103,7 @@ def test_the_prompt_is_the_task_and_the_state_in_quantile_bins(samples):
 
 
 def test_a_state_that_is_exactly_the_first_quantile_is_in_the_first_bin(dataset_root, bare_spec):
-    """As in openpi and LeRobot: a closed gripper is not below the range of its own dataset."""
+    """A closed gripper is not below the range of its own dataset, in openpi and LeRobot either."""
     dataset = open_dataset(dataset_root)
     spec = replace(bare_spec, prompt_end="")
     for frame in range(10):

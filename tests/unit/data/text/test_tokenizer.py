@@ -91,7 +91,7 @@ def test_a_tokenizer_that_transformers_saved_is_read_with_the_same_ids(tmp_path)
 
 @pytest.mark.parametrize("special", ["<bos>", "<s>"])
 def test_a_text_begins_as_with_transformers_where_the_file_beside_it_names_a_begin(tmp_path, spec, special):
-    """Which the tokenizer puts before a text, or does not, as SmolVLM's."""
+    """The tokenizer puts it before a text, or, like SmolVLM's, does not."""
     from transformers import AutoTokenizer
 
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special, "pad_token": "<pad>"}
