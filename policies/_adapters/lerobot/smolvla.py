@@ -6,7 +6,8 @@ takes two token ids from it for image tokens that are switched off. Everything e
 is frozen, as lerobot trains SmolVLA by default.
 
 Noise and time, which lerobot draws in every step, come with the batch. The loss of a sample is its mean over the steps before
-the end of its episode, as in lerobot for `reduction="none"`.
+the end of its episode, as in lerobot for `reduction="none"`, and that of a batch the mean over its samples. lerobot trains with
+`reduction="mean"`, which weights samples by the number of these steps.
 
 lerobot computes a layer of the language model and its expert together, from their parts, and never calls the layers. Sharding
 and checkpointing are therefore at the multilayer perceptrons and at the layers of the vision tower.
