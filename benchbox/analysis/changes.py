@@ -132,8 +132,7 @@ def compare_runs(
             Problem(f"--vary {unknown[0]}", "no such key of the environment", did_you_mean(unknown[0], ENVIRONMENT_KEYS))
         )
     differences = {
-        **base.mixed,
-        **head.mixed,
+        **{key: f"{key} ({text})" for side in (base, head) for key, text in side.mixed.items()},
         **run_differences(head.environments, base.environments, include_machine=True),
     }
     refusal = _refusal(base, head, {key: text for key, text in differences.items() if key not in vary})

@@ -26,7 +26,7 @@ from benchbox.analysis.run_environments import (
     value_text,
     without_threads,
 )
-from benchbox.analysis.summary import MISSING, matrix_text
+from benchbox.analysis.summary import MISSING, label
 from benchbox.registry.metrics import metric_by_name
 
 if TYPE_CHECKING:
@@ -267,4 +267,4 @@ def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str,
 
 
 def _name(summary: CellSummary, axis: Collection[str]) -> str:
-    return " ".join(matrix_text(summary.cell.get(field)) for field in axis)
+    return label(summary.cell, axis).removeprefix("backend=")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.equivalence import QUANTITIES
-from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import label
 from benchbox.registry.recipes import JUDGED_STEPS
 
@@ -69,7 +69,7 @@ def equivalence_panel(summaries: Sequence[CellSummary], axes: Sequence[str]) -> 
     verdicts: tuple[EquivalenceVerdict, ...] = ("reference", "equivalent", "diverged", "not compared")
     texts = [f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict]]
     return EquivalencePanel(
-        summary=f"{len(judged)} cells: {', '.join(texts)}.",
+        summary=f"{counted(len(judged), 'cell')}: {', '.join(texts)}.",
         rows=tuple(_row(summary, equivalence, axes) for summary, equivalence in judged),
     )
 

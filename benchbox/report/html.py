@@ -14,6 +14,7 @@ from benchbox import __version__
 from benchbox.report import equivalence, ranks
 from benchbox.report.embedded import card_data, compress_data, table_data, table_style
 from benchbox.report.garbage_collection import paused_garbage_collection
+from benchbox.report.unprintable import escape_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +45,11 @@ def render_html(report: Report) -> str:
     )
 
 
+def _visible(value: Any) -> Any:
+    """Escape what a text does not show, such as a mark that reverses the direction of what follows."""
+    return escape_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def page_figures(drawings: Iterable[Drawing]) -> list[tuple[Drawing, Markup]]:
     """Draw figures as elements of a page."""
     return [(drawing, Markup(drawing.svg())) for drawing in drawings]  # noqa: S704  (matplotlib escapes texts)
@@ -54,6 +60,7 @@ def render_template(name: str, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -291,9 +291,12 @@ def _sampling(run: Run, summaries: Sequence[CellSummary]) -> str:
             f" Pairs were tested after {numbers} launches before: all tests together are wrong in up to {share:.3g}% of runs."
         )
     warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
+    interleaved = ", cells interleaved" if _in_rounds(summaries) else ""
+    launched = f"{_launched(run, summaries)}, each a fresh process group{interleaved}. A launch ran"
+    if not any(summary.records for summary in summaries):
+        launched = "No cell was launched. A launch is a fresh process group that would have run"
     return (
-        f"{_launched(run, summaries)}, each a fresh process group{', cells interleaved' if _in_rounds(summaries) else ''}. "
-        f"A launch ran {counted(warmup, 'warm-up step')}, reset its peaks, and measured {counted(steps, 'step')}. "
+        f"{launched} {counted(warmup, 'warm-up step')}, reset its peaks, and measured {counted(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
         "A ratio is the median over all pairs of launches of common rounds, and its interval has the ratios that an exact "
@@ -329,7 +332,7 @@ def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int]
     statuses = Counter(summary.status for summary in fitting)
     ok = sum(summary.complete for summary in fitting)
     counts = {
-        "cells": len(summaries),
+        "cell" if len(summaries) == 1 else "cells": len(summaries),
         "ok": ok,
         "diverged": statuses[DIVERGED],
         "failed": len(fitting) - statuses["ok"] - statuses[DIVERGED] - statuses[MISSING],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from benchbox.report import write_reports
+from benchbox.store.run import RunStore
 from tests.support.chromium import wait_until
 from tests.support.commands import run_in_process
-from tests.support.example_run import write_example
+from tests.support.example_run import CELL, example_record, example_run, write_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -179,3 +181,20 @@ def test_without_scripts_the_page_is_complete(page, report):
         assert f'<figure id="figure-{key}"' in html
     assert html.count("<svg") == html.count('class="figure"') == html.count("<figure") >= 3
     assert "<button" not in html
+
+
+def test_a_path_without_spaces_widens_neither_the_page_nor_the_column_beside_the_status(browser, tmp_path):
+    cells = [replace(CELL, weights=f"/checkpoints/{'x' * 300}/{name}.safetensors") for name in ("first", "second")]
+    store = RunStore(tmp_path)
+    store.write_run(example_run(cells, skipped=[{"cell": cells[0].to_dict(), "reason": "y" * 300}]))
+    for cell in cells:
+        store.write_record(example_record(cell))
+    page = write_reports(tmp_path).html
+    for width in (390, 1280):
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 640)
+        browser.open(page)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    status = "document.querySelector('#cells-table [data-status]').getBoundingClientRect().right"
+    assert browser.evaluate(status) <= 1280
+    reason = "[...document.querySelectorAll('td')].find(td => td.textContent.startsWith('yyy')).getBoundingClientRect().right"
+    assert browser.evaluate(reason) <= 1280

@@ -141,6 +141,7 @@ def _draw(
     panel.set_yticks(positions, names, fontsize=8, color=palette.ink)
     panel.tick_params(axis="y", length=0)
     panel.tick_params(axis="x", labelsize=8)
+    panel.ticklabel_format(axis="x", style="plain", useOffset=False)
     panel.set_xlim(0, longest)
     panel.set_ylim(bottom + 0.1, 0)
     panel.set_xlabel(label, color=palette.soft, fontsize=8)

@@ -33,6 +33,8 @@ HATCHES = {
     "neutral": "//",
 }
 DPI = 200  # of PNG files
+_ROW_NAME = 64  # characters: two fifths of the width of a page
+_LEGEND_CHARACTER, _LEGEND_HANDLE = 5.2, 44  # points: a generous character of the font, and a handle with the gaps beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +152,34 @@ def new_figure(palette: Palette, rows: int = 1, columns: int = 1, *, size: tuple
     return figure, panels
 
 
+def shortened(text: str, length: int) -> str:
+    """Return a text with an ellipsis in place of the middle of one that is longer: names of files differ at their ends."""
+    kept = length - 1
+    return text if len(text) <= length else f"{text[: kept // 2]}\N{HORIZONTAL ELLIPSIS}{text[-(kept - kept // 2) :]}"
+
+
 def name_rows(figure: Figure, panel: Axes, palette: Palette, heading: str, names: Sequence[str]) -> None:
     """Give a panel one tick with a name for every row, the first at the top, and say above them what the names are."""
-    panel.set_yticks(range(len(names)), list(names), fontsize=8)
+    panel.set_yticks(range(len(names)), [shortened(name, _ROW_NAME) for name in names], fontsize=8)
     panel.set_ylim(len(names) - 0.5, -0.5)
     figure.suptitle(heading, x=0, ha="left", fontsize=8, color=palette.soft)
 
 
 def add_legend(figure: Figure, palette: Palette, handles: Sequence[Any]) -> None:
     """Add a legend of all panels above them."""
-    labels = [handle.get_label() for handle in handles]
-    columns = legend_columns(labels, figure.get_figwidth())
-    legend = figure.legend(handles=list(handles), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+    width = figure.get_figwidth()
+    labels = [shortened(handle.get_label(), int((72 * width - _LEGEND_HANDLE) / _LEGEND_CHARACTER)) for handle in handles]
+    columns = legend_columns(labels, width)
+    legend = figure.legend(
+        handles=list(handles), labels=labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9
+    )
     for text in legend.get_texts():
         text.set_color(palette.ink)
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
     """Return how many columns of a legend with these labels a figure has room for. `width` is in inches."""
-    points = max(map(len, labels), default=0) * 5.2 + 44  # a generous character of the font, and the handle
+    points = max(map(len, labels), default=0) * _LEGEND_CHARACTER + _LEGEND_HANDLE
     return min(max(1, int(72 * width // points)), max(1, len(labels)))
 
 

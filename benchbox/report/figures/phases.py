@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
+from benchbox.analysis.summary import label
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
 from benchbox.report.figures.bars import Bar, BarPart, bar_drawing
 from benchbox.report.figures.cells import BarNames, launches_note
@@ -54,18 +55,18 @@ def _parts(summary: CellSummary, step: float | None) -> tuple[BarPart, ...]:
 
 def phase_notes(cells: ReportCells) -> tuple[str, ...]:
     """Return what must be read with the times of the phases: which have no time of their own, and which cells wait for data."""
-    names = BarNames(cells)
-    fused: dict[str, list[str]] = {}
+    fused: dict[str, list[str]] = {}  # what has no time of its own -> backends
     waits: dict[str, list[tuple[str, float]]] = {}  # remedy -> (cell, share of the step)
     for summary in cells.summaries:
         for record in summary.ok[:1]:
             for phase, reason in record["fused_phases"].items():
-                fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(names.name(summary))
+                fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(summary.cell["backend"])
+        name = label(summary.cell, cells.axes).removeprefix("backend=")
         step, wait = summary.mean_step_s(), summary.phases.get("data_wait", 0.0)
         if step is not None and wait > NOTICEABLE_WAIT * step:
-            waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((names.name(summary), wait / step))
+            waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((name, wait / step))
     return (
-        *(f"{', '.join(dict.fromkeys(of_cells))}: {reason}." for reason, of_cells in fused.items()),
+        *(f"{', '.join(dict.fromkeys(backends))}: {reason}." for reason, backends in fused.items()),
         *map(_wait_note, waits, waits.values()),
     )
 

@@ -138,6 +138,14 @@ def test_what_may_vary_is_named_by_keys_and_only_the_metrics_named_are_compared(
         assert "also differ in machine another against Example CPU, 2 cores; torch 9.9 against 2.13.0." in varied.stdout
 
 
+def test_a_run_whose_own_launches_differ_is_named_with_the_key_in_which_they_do(base, tmp_path):
+    store = RunStore(write_run(tmp_path / "mixed", step_s=0.3, started="2026-01-01"))
+    for record in list(store.records())[:2]:
+        store.write_record(record | {"environment": record["environment"] | {"torch": "9.9"}})
+    text = " ".join(compare(base, store.path).stdout.split())
+    assert f"The runs also differ in torch (launches of {store.path} differ in torch: " in text
+
+
 @pytest.mark.parametrize(
     ("change", "figures"),
     [(lambda r: {"environment": r["environment"] | {"machine": "another"}}, "5 of 5"), (lambda _: {"loss": None}, "1 of 5")],

@@ -83,6 +83,15 @@ def test_a_policy_named_like_a_script_is_text(written):
     assert "<script>alert" not in written.html.read_text()
 
 
+def test_a_mark_that_reverses_what_follows_is_shown_and_has_no_effect():
+    """Without the escape a browser shows this cell as `policy=abretsam_61fb=epicer c`."""
+    cells = [replace(CELL, policy="ab\u202ec", recipe=recipe) for recipe in ("bf16_master", "fp32")]
+    records = [example_record(cell) for cell in cells]
+    text = render_html(build_report(example_run(cells), records))
+    assert "\u202e" not in text
+    assert "ab\\u202ec" in text
+
+
 def keys_of_column(report, name):
     """Return what the rows of the page sort by in a column."""
     (data,) = re.findall(r'id="table-data" hidden value="(.*?)"', render_html(report))
@@ -108,7 +117,7 @@ def test_rows_sort_by_the_figure_that_they_show():
 def test_the_page_of_a_run_without_any_census_says_that_nothing_is_known_about_precision():
     audited = example_record()
     pages = [render_html(build_report(example_run([CELL]), [record])) for record in (audited, audited | {"precision": None})]
-    sentences = ("No rule fired in the 1 cells", "nothing is known about precision")
+    sentences = ("No rule fired in the 1 cell", "nothing is known about precision")
     assert [[sentence in page for sentence in sentences] for page in pages] == [[True, False], [False, True]]
 
 

@@ -9,6 +9,7 @@ import pytest
 from benchbox.registry.metrics import metrics
 from benchbox.registry.phases import PHASES
 from benchbox.report.figures.drawing import PRINT
+from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
@@ -190,6 +191,13 @@ def test_a_fused_phase_is_declared(example):
     assert [bar.colour for bar in zero].count(clip) == 0
 
 
+def test_a_fused_phase_is_declared_of_the_backend_that_fuses_it_and_of_no_cell_that_times_it():
+    """The bars of this run are named by their cameras, which both backends have."""
+    cells = [replace(cell, cams=cams) for cell in (FSDP, ZERO) for cams in (1, 4)]
+    phases = figure(report_of(*map(launches, cells), reference={"cams": 1}), "phases")
+    assert phases.notes == ("zero2: clip has no time of its own: DeepSpeed clips inside its optimizer step.",)
+
+
 @pytest.mark.parametrize(("key", "value", "unit"), [("phases", 219, "ms"), ("memory", 160, "MiB")])
 def test_a_bar_ends_on_the_axis_at_the_value_in_its_text(key, value, unit):
     bars = figure(report_of(launches(FSDP)), key)
@@ -270,7 +278,7 @@ def test_cells_that_were_skipped_for_different_reasons_have_a_line_each():
 def test_an_incomplete_cell_is_not_shown_as_ok():
     report = report_of(launches(ZERO)[:1])
     assert column(report, "status") == ["incomplete (1/2 ok)"]
-    assert dict(report.counts) == {"cells": 1, "ok": 0, "incomplete": 1}
+    assert dict(report.counts) == {"cell": 1, "ok": 0, "incomplete": 1}
     texts = texts_of(figure(report, "throughput").svg())
     assert any(text.endswith("samples/s (1/2 ok)") for text in texts)
 
@@ -366,7 +374,7 @@ def test_a_run_of_failures_and_a_run_that_has_not_begun_still_have_a_report():
     begun = build_report(example_run([CELL]), [])
     assert column(begun, "status") == ["missing"]
     assert begun.failures[0].message == "it has not run"
-    assert dict(begun.counts) == {"cells": 1, "ok": 0, "missing": 1}
+    assert dict(begun.counts) == {"cell": 1, "ok": 0, "missing": 1}
 
 
 def test_steps_that_were_skipped_because_of_their_gradient_are_marked_and_explained():
@@ -391,3 +399,39 @@ def test_a_cell_that_waits_for_generated_samples_is_not_sent_to_a_dataset():
     assert figure(report_of(*[records]), "phases").notes == (
         "fsdp1_full, ddp: data_wait is 11% to 20% of a step; the samples are generated, so a dataset may take less.",
     )
+
+
+def test_only_the_cell_that_waits_is_named_among_cells_whose_bars_have_one_name():
+    cells = [replace(cell, data=DataSpec(kind="synthetic"), cams=cams) for cell in (FSDP, ZERO) for cams in (1, 4)]
+    parts = [launches(cell) for cell in cells]
+    for record in parts[1]:
+        phases = record["phases_s"]
+        for waits, forward in zip(phases["data_wait"]["per_rank"], phases["forward"]["per_rank"], strict=True):
+            waits[:] = [wait + 0.5 * step for wait, step in zip(waits, forward, strict=True)]
+            forward[:] = [0.5 * step for step in forward]
+    note = figure(report_of(*parts, reference={"cams": 1}), "phases").notes[-1]
+    assert note.startswith("fsdp1_full cams=4: data_wait is ")
+
+
+def test_a_cell_that_is_not_compared_is_named_by_the_axis_where_its_value_alone_says_nothing():
+    failed, other = replace(ZERO, checkpointing=True), ZERO
+    error = {"type": "RuntimeError", "message": "", "rank": 0, "phase": None, "traceback": None}
+    crash = [example_record(failed, status="crash", error=error)]
+    assert report_of(launches(other), crash, reference={"checkpointing": False}).headline.refused == (
+        "checkpointing=yes: checkpointing=yes is crash",
+    )
+
+
+def test_a_run_without_launches_says_that_none_was_made():
+    planned = build_report(example_run([CELL, ZERO]), [])
+    skipped = build_report(example_run([]), [])
+    for report in (planned, skipped):
+        assert report.sampling.startswith(
+            "No cell was launched. A launch is a fresh process group that would have run 1 warm-up"
+        )
+
+
+def test_one_cell_is_counted_as_one():
+    report = report_of(launches(CELL))
+    assert report.counts == (("cell", 1), ("ok", 1))
+    assert "No rule fired in the 1 cell of which a census was taken." in render_html(report)

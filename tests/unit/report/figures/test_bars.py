@@ -90,6 +90,12 @@ def test_nothing_to_draw_is_no_figure():
     assert list(bar_drawing([], key="k", title="t", description="d")) == []
 
 
+def test_ticks_of_millions_have_all_their_digits_and_no_factor_beside_the_axis():
+    texts = texts_of(svg_of(bar(7.7e6)))
+    assert "2000000" in texts
+    assert not [text for text in texts if "1e" in text]
+
+
 def test_every_value_and_part_is_in_the_description():
     svg = svg_of(bar(1.0, 2.0, group="g", name="zero2", text="3 u (1/2 ok)"), notes=["Read this."])
     assert ">d. g zero2: 3 u (1/2 ok) (part s0 1 u, part p2 2 u). Read this.</desc>" in svg

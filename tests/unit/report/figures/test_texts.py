@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from benchbox.report.figures.drawing import Drawing
 from benchbox.report.figures.pareto import Point, draw_panels
+from benchbox.report.view import build_report
 from benchbox.report.write import read_report
 from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, MEASURE, example_record, example_run
 from tests.support.figure_texts import misplaced_texts
 
 REPORTS = Path(__file__).parents[4] / "reports"
@@ -52,3 +55,17 @@ def test_texts_of_the_figures_of_a_published_run_are_complete_and_apart(folder, 
     drawings = read_report(store, store.records()).figures
     assert "pareto" in {drawing.key for drawing in drawings}
     assert {drawing.key: problems for drawing in drawings if (problems := misplaced_texts(drawing, monkeypatch))} == {}
+
+
+def test_figures_of_cells_that_are_told_apart_by_long_paths_are_complete(monkeypatch):
+    paths = [f"/home/someone/checkpoints/{'x' * 200}/{name}/model.safetensors" for name in ("first", "second")]
+    cells = [replace(CELL, weights=path) for path in paths]
+    measure = replace(MEASURE, steps=20, launches=3)
+    records = [
+        example_record(cell, launch) | {"loss": [1.0] * 21, "grad_norm": [1.0] * 21} for cell in cells for launch in (1, 2, 3)
+    ]
+    drawings = build_report(example_run(cells, measure=asdict(measure)), records).figures
+    assert {"launches", "equivalence-0-loss"} <= {drawing.key for drawing in drawings}
+    assert {drawing.key: problems for drawing in drawings if (problems := misplaced_texts(drawing, monkeypatch))} == {}
+    for text, drawing in ((path[-20:], drawing) for path in paths for drawing in drawings if drawing.key == "launches"):
+        assert text in drawing.svg()
