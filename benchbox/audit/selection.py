@@ -113,7 +113,7 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
     Raises:
         ConfigurationError: with every problem in it, each at its file:line:column.
     """
-    source = read_source(path)
+    source = read_source(path, beginning="suppress:")
     problems = list(source.problems)
     try:
         entries = _SuppressionFile.model_validate(source.values).suppress

@@ -6,6 +6,7 @@ columns, and because a walk can go on after the first mistake: every problem of 
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000  # after aliases are expanded: nine lines of aliases can otherwise stand for 10^9 values
 MAX_DEPTH = 50
 SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null")}
+_UNTAGGED = {f"tag:yaml.org,2002:{name}" for name in ("timestamp", "value")}  # what YAML reads of some plain texts
 CONTAINERS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
@@ -82,8 +84,8 @@ class Source:
         self.key_positions.update({path + inner: position for inner, position in source.key_positions.items()})
 
 
-def read_source(path: Path) -> Source:
-    """Read a YAML file whose root is a mapping.
+def read_source(path: Path, *, beginning: str = "name: ...") -> Source:
+    """Read a YAML file whose root is a mapping. `beginning` is what such a file starts with.
 
     Raises:
         ConfigurationError: there is no such regular file, it cannot be read, is not text, not YAML, or not a mapping.
@@ -106,7 +108,7 @@ def read_source(path: Path) -> Source:
     source = parse(_text(raw, label), label)
     if not isinstance(source.values, dict):
         problem = "is empty" if source.values is None else "is not a mapping"
-        raise ConfigurationError([*source.problems, Problem(f"{label}:1:1", problem, "start with 'name: ...'")])
+        raise ConfigurationError([*source.problems, Problem(f"{label}:1:1", problem, f"start with '{beginning}'")])
     return source
 
 
@@ -122,6 +124,8 @@ def parse(text: str, label: str, *, position: str | None = None) -> Source:
         root = yaml.compose(text)
     except YAMLError as error:
         raise ConfigurationError(_not_yaml(error, text, label, position)) from None
+    except (KeyError, AssertionError, ValueError):  # ruamel.yaml has no errors of its own for these
+        raise ConfigurationError(_unknown_version_or_character(text, label, position)) from None
     reader = _NodeReader(yaml, Source(label), position)
     reader.source.positions[()] = position or f"{label}:1:1"
     reader.source.values = None if root is None else reader.value(root, ())
@@ -168,14 +172,19 @@ class _NodeReader:
         return values
 
     def scalar(self, node: ScalarNode) -> Any:
-        if str(node.tag) not in SCALARS:
+        if str(node.tag) in _UNTAGGED:
             self.problem(node, f"{node.value!r} reads as a {str(node.tag).rpartition(':')[2]}", "put it in quotes")
             return node.value
+        if str(node.tag) not in SCALARS:
+            self.problem(node, f"tag {node.tag} has no meaning here", "remove it")
+            return node.value
         try:
-            return self.yaml.constructor.construct_object(node)
+            value = self.yaml.constructor.construct_object(node)
+            str(value)  # an integer of thousands of hexadecimal digits cannot be printed
         except (YAMLError, ValueError, LookupError, OverflowError):  # a tag such as !!int lets any text reach the conversion
             self.problem(node, f"{node.value[:40]!r} cannot be read as {str(node.tag).rpartition(':')[2]}")
             return node.value
+        return value
 
     def mapping(self, node: MappingNode, path: Keys) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -183,6 +192,9 @@ class _NodeReader:
             if str(key_node.tag).endswith(":merge"):
                 self.problem(key_node, "merge keys (<<) are not read", "write the keys out")
             elif not isinstance(key_node, ScalarNode) or not str(key_node.tag).endswith(":str"):
+                if key_node.value == "":
+                    self.problem(key_node, "a key is empty", "write one before the colon")
+                    continue
                 key = repr(key_node.value) if isinstance(key_node, ScalarNode) else "a collection"
                 self.problem(key_node, f"a key must be text, not {key}", "put it in quotes" if key[0] == "'" else None)
             elif key_node.value in values:
@@ -205,6 +217,16 @@ def _text(raw: bytes, label: str) -> str:
     if "\0" in text:
         raise ConfigurationError(Problem(f"{label}:1:1", "is a binary file", "a YAML file is meant"))
     return text
+
+
+def _unknown_version_or_character(text: str, label: str, position: str | None) -> Problem:
+    version = re.search(r"^%YAML.*", text, re.MULTILINE)
+    match = version or re.search(r"\\U[0-9A-Fa-f]{8}", text)
+    start = match.start() if match else 0
+    where = position or f"{label}:{text.count(chr(10), 0, start) + 1}:{start - text.rfind(chr(10), 0, start)}"
+    if version:
+        return Problem(where, f"not YAML: unknown version {version[0][5:].strip()}", "write %YAML 1.2, or remove the line")
+    return Problem(where, "not YAML: there is no such character", "write it as itself")
 
 
 def _not_yaml(error: YAMLError, text: str, label: str, position: str | None) -> Problem:

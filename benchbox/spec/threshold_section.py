@@ -136,7 +136,7 @@ def load_thresholds(path: Path, cells: Iterable[CellDict] = ()) -> tuple[Thresho
     Raises:
         ConfigurationError: with every problem of the file, each at its line and column.
     """
-    source = read_source(path)
+    source = read_source(path, beginning="thresholds:")
     problems = list(source.problems)
     try:
         parsed = ThresholdsFile.model_validate(source.values, context={"policies": _policies(cells)})

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchbox.audit.selection import load_suppressions
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.recipes import recipes
 from benchbox.spec import load_matrix
+from benchbox.spec.threshold_section import load_thresholds
 from benchbox.spec.train import load_train
 from tests.support.good_matrix import GOOD
 
@@ -28,7 +30,15 @@ APPENDED = [
     ("seed:", "m.yaml:8:1: seed must be a whole number, not null"),
     ("seed: 2020-01-01", "m.yaml:8:7: '2020-01-01' reads as a timestamp; put it in quotes"),
     ("seed: !!int x", "m.yaml:8:7: 'x' cannot be read as int"),
-    ("seed: !date 3", "m.yaml:8:7: '3' reads as a !date; put it in quotes"),
+    ("seed: !date 3", "m.yaml:8:7: tag !date has no meaning here; remove it"),
+    (
+        "seed: !!python/name:os.system 3",
+        "m.yaml:8:7: tag tag:yaml.org,2002:python/name:os.system has no meaning here; remove it",
+    ),
+    ("seed: =", "m.yaml:8:7: '=' reads as a value; put it in quotes"),
+    (f"seed: 0x{'f' * 5000}", f"m.yaml:8:7: '0x{'f' * 38}' cannot be read as int"),
+    ('seed: "\\U00110000"', "m.yaml:8:8: not YAML: there is no such character; write it as itself"),
+    (": 3", "m.yaml:8:1: a key is empty; write one before the colon"),
     ("cams: 1.5", "m.yaml:8:7: cams must be a whole number, not 1.5"),
     ("cams: true", "m.yaml:8:7: cams must be a whole number, not true"),
     ("accumulation: 0", "m.yaml:8:15: accumulation must be at least 1, not 0"),
@@ -309,12 +319,21 @@ def test_a_value_that_a_policy_lacks_is_shown_in_the_point_of_that_policy(refuse
         (b"\x89PNG\r\n\x1a\n\xff", "m.yaml:1:1: is not UTF-8 text; a YAML file is meant"),
         (b"a: \0\n", "m.yaml:1:1: is a binary file; a YAML file is meant"),
         (b"a: 1\n---\nb: 2\n", "m.yaml:2:1: not YAML: expected a single document in the stream, but found another document"),
+        (b"%YAML 1.3\n---\na: 1\n", "m.yaml:1:1: not YAML: unknown version 1.3; write %YAML 1.2, or remove the line"),
         (b"#" * 2_000_000, "m.yaml: is larger than 1 MiB; a page of YAML is meant"),
     ],
-    ids=["empty", "comments", "a list", "an image", "a NUL", "two documents", "two megabytes"],
+    ids=["empty", "comments", "a list", "an image", "a NUL", "two documents", "a version", "two megabytes"],
 )
 def test_a_file_that_is_no_matrix_is_named_for_what_it_is(refused, content, line):
     assert refused(content) == [line]
+
+
+@pytest.mark.parametrize(("load", "beginning"), [(load_suppressions, "suppress:"), (load_thresholds, "thresholds:")])
+def test_a_file_of_another_kind_is_told_how_it_begins(tmp_path: Path, load, beginning):
+    for content, problem in (("", "is empty"), ("- a", "is not a mapping")):
+        (tmp_path / "m.yaml").write_text(content)
+        with pytest.raises(ConfigurationError, match=f"m.yaml:1:1: {problem}; start with '{beginning}'"):
+            load(tmp_path / "m.yaml")
 
 
 def test_a_path_that_is_no_file_is_named_for_what_it_is(tmp_path: Path):
