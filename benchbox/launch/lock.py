@@ -52,6 +52,8 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
             raise ConfigurationError(
@@ -61,8 +63,6 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
             raise ConfigurationError(
                 f"{folder}: cannot be locked ({error.strerror}); name a directory of another file system with --out"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         remove_temporary_files(folder, names=_WRITTEN, subfolders=_FOLDERS)
         yield
     finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.report.figures.svg import figure_svg, page_element, settings, themed_file
-from benchbox.store.files import write_text
+from benchbox.store.files import atomic_file, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,9 +129,11 @@ class Drawing:
         paths = [self.save_svg(folder), folder / f"{self.key}.pdf", folder / f"{self.key}.png"]
         with settings(self.key):
             figure = self.draw(PRINT)
-            FigureCanvasPdf(figure).print_pdf(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
+            with atomic_file(paths[1]) as stream:
+                FigureCanvasPdf(figure).print_pdf(stream, metadata={"CreationDate": None, "Producer": None, "Creator": None})
             FigureCanvasAgg(figure)
-            figure.savefig(paths[2], dpi=DPI, metadata={"Software": None})
+            with atomic_file(paths[2]) as stream:
+                figure.savefig(stream, dpi=DPI, format="png", metadata={"Software": None})
         return paths
 
 

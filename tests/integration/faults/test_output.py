@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -62,6 +63,29 @@ def test_a_report_on_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path)
     small.mkdir()
     result = in_mount_namespace(f"mount -t tmpfs -o size=16k none {small}", *COMMAND, "report", run, "--out", small)
     assert result.stderr == f"error: {small}/report.html: No space left on device; make room, or write elsewhere\n"
+    assert result.returncode == EXIT_USAGE
+
+
+@pytest.mark.parametrize("kilobytes", [60, 100])
+def test_figures_on_a_full_disk_are_one_line_that_names_the_file_and_none_is_left_in_part(tmp_path: Path, kilobytes) -> None:
+    run, small = write_example(tmp_path / "run").path, tmp_path / "small"
+    small.mkdir()
+    command = (*COMMAND, "report", run, "--figures", small)
+    shown = ("sh", "-c", 'small=$1; shift; "$@"; code=$?; ls -A $small; exit $code', "sh", small, *command)
+    result = in_mount_namespace(f"mount -t tmpfs -o size={kilobytes}k none {small}", *shown)
+    named = re.fullmatch(rf"error: {small}/(.*): No space left on device; make room, or write elsewhere\n", result.stderr)
+    assert named, result.stderr
+    assert named[1] not in result.stdout.split()
+    assert not [name for name in result.stdout.split() if name.endswith(".tmp")]
+    assert result.returncode == EXIT_USAGE
+
+
+def test_a_run_on_a_full_disk_is_one_line_that_names_the_directory(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    fill = f"mount -t tmpfs -o size=16k none {small} && (cat /dev/zero > {small}/fill; true) 2> /dev/null"
+    result = in_mount_namespace(fill, *COMMAND, "run", "fsdp_vs_zero2", "--out", small)
+    assert result.stderr.startswith(f"error: {small}: cannot be locked (No space left on device); name a directory ")
     assert result.returncode == EXIT_USAGE
 
 
