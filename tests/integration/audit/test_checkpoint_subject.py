@@ -56,6 +56,18 @@ def test_zero_steps_float32_masters_of_bfloat16_parameters(saved, name):
     assert {"BXP101", "BXP201", "BXP501", "BXP502"} <= set(judge(ranks, Selection()).clean)
 
 
+@pytest.mark.parametrize(("name", "live_dtype"), [("zero0", None), ("zero0-masters", "bfloat16"), ("universal", "bfloat16")])
+def test_deepspeeds_checkpoints_without_partitions_are_those_of_one_rank(saved, name, live_dtype):
+    (facts,) = read_checkpoint(saved / name)
+    assert {tensor.name: tensor.elements for tensor in facts.stepped} == ELEMENTS
+    assert {(tensor.dtype, tensor.live) for tensor in facts.stepped} == {("float32", live_dtype is None)}
+    assert {tensor.live_dtype for tensor in facts.stepped} == {live_dtype or "float32"}
+    assert {tensor.numbers.live_differs for tensor in facts.stepped} == {None if live_dtype is None else 0.0}
+    assert all(tensor.state["exp_avg"] == "float32" and tensor.step_count >= 3 for tensor in facts.stepped)
+    assert [buffer.name for buffer in facts.buffers] == ["inv_freq"]
+    assert fired([facts]) == set()
+
+
 def test_a_head_that_no_optimizer_of_a_checkpoint_holds_is_a_warning_and_frozen_and_tied_weights_are_not(saved):
     (finding,) = judge(read_checkpoint(saved / "zero2-no-head")).findings
     assert (finding.code, finding.severity, finding.evidence["names"]) == ("BXP404", "warning", ["head.weight"])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,6 +82,26 @@ def zero(folder: Path, stage: int, *, pure: bool = False) -> None:
     for state in optimizer.optimizer.state.values():
         round_to_bfloat16_(state["exp_avg_sq"])
     engine.save_checkpoint(str(folder / f"zero{stage}-moments"))
+
+
+def unpartitioned(folder: Path) -> None:
+    """Save without ZeRO, with masters and without, and convert a checkpoint of ZeRO-1 to a universal one."""
+    for name, config in (("zero0", {}), ("zero0-masters", {"bf16": {"enabled": True}})):
+        layers = model()
+        config |= {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 0}, "steps_per_print": 2**31}
+        config |= {"zero_allow_untested_optimizer": True}
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+        engine, *_ = deepspeed.initialize(model=layers, optimizer=optimizer, config=config)
+        for step in range(STEPS):
+            engine.backward(engine(batch(step, next(layers.parameters()).dtype)).float().square().mean())
+            engine.step()
+        engine.save_checkpoint(str(folder / name))
+    if dist.get_rank() == 0:
+        (saved,) = folder.glob("zero1/global_step*")
+        paths = ["--input_folder", str(saved), "--output_folder", str(folder / "universal")]
+        options = ["--num_extract_workers", "1", "--num_merge_workers", "1", "--inject_missing_state"]
+        converter = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *paths, *options]
+        subprocess.run(converter, check=True, capture_output=True)
 
 
 class Headed(nn.Module):
@@ -173,6 +194,7 @@ def main(folder: Path) -> None:
     for stage in (1, 2, 3):
         zero(folder, stage)
     zero(folder, 2, pure=True)
+    unpartitioned(folder)
     headed(folder)
     for version in (1, 2):
         fsdp(folder, version)

@@ -15,7 +15,8 @@ from benchbox.audit.subjects.checkpoint.files import (
     read_lerobot,
 )
 from benchbox.audit.subjects.checkpoint.trained import read_trained, trained_checkpoint
-from benchbox.audit.subjects.checkpoint.zero import read_zero, zero_folder
+from benchbox.audit.subjects.checkpoint.unpartitioned import read_unpartitioned
+from benchbox.audit.subjects.checkpoint.zero import has_partitions, read_zero, zero_folder
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _read_ranks(path: Path) -> list[RankCheckpoint]:
     if (trained := trained_checkpoint(path)) is not None:
         return read_trained(trained)
     if (zero := zero_folder(path)) is not None:
-        return read_zero(zero)
+        return read_zero(zero) if has_partitions(zero) else read_unpartitioned(zero)
     if folders := distributed_folders(path):
         from benchbox.audit.subjects.checkpoint.distributed import read_distributed  # imports much of torch
 

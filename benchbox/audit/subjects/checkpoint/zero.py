@@ -63,8 +63,18 @@ def zero_folder(folder: Path) -> Path | None:
     return None
 
 
+def has_partitions(folder: Path) -> bool:
+    """Return whether a folder holds the optimizer files of ZeRO, or one of its ranks."""
+    return any(_OPTIMIZER_FILE.search(path.name) for path in folder.iterdir())
+
+
+def zero_model_files(folder: Path) -> dict[tuple[int, int], Path]:
+    """Return the files with models in a folder, by model-parallel and data-parallel rank."""
+    return {(int(match[2]), int(match[1] or 0)): path for path in folder.iterdir() if (match := _MODEL_FILE.match(path.name))}
+
+
 def read_zero(folder: Path) -> list[RankCheckpoint]:
-    """Read every rank of a ZeRO-1, 2 or 3 checkpoint.
+    """Read every rank of a checkpoint of ZeRO-1, 2 or 3.
 
     Raises:
         DataError: a file is damaged or missing.
@@ -72,9 +82,9 @@ def read_zero(folder: Path) -> list[RankCheckpoint]:
     optimizers = {
         (int(match[2]), int(match[1])): path for path in folder.iterdir() if (match := _OPTIMIZER_FILE.search(path.name))
     }
-    models = {(int(match[2]), int(match[1] or 0)): path for path in folder.iterdir() if (match := _MODEL_FILE.match(path.name))}
-    if not optimizers or not models:
-        raise DataError(f"{folder}: holds no {'*_model_states.pt' if optimizers else '*_optim_states.pt'} of its ranks")
+    models = zero_model_files(folder)
+    if not models:
+        raise DataError(f"{folder}: holds no *_model_states.pt of its ranks")
     ranks: list[RankCheckpoint] = []
     for model_rank in sorted({model_rank for model_rank, _ in optimizers}):
         optimizer_files = {rank: path for (part, rank), path in optimizers.items() if part == model_rank}
@@ -89,7 +99,7 @@ def _read_group(
     """Read the data-parallel ranks of one model-parallel rank."""
     if 0 not in models:
         raise DataError(f"{folder}: holds no *mp_rank_{model_rank:02d}_model_states.pt")
-    metadata = _read_model_file(models[0])
+    metadata = read_model_file(models[0])
     world_size = int(metadata.get("dp_world_size") or max(optimizers) + 1)
     if missing := [rank for rank in range(world_size) if rank not in optimizers]:
         raise DataError(f"{folder}: the optimizer states of rank {', '.join(map(str, missing))} of {world_size} are missing")
@@ -99,10 +109,10 @@ def _read_group(
     files = [_read_optimizer_file(optimizers[rank]) for rank in range(world_size)]
     checkpoints = []
     for rank, file in enumerate(files):
-        module = _read_model_file(models[rank])["module"] if rank in models else metadata["module"]
+        module = read_model_file(models[rank])["module"] if rank in models else metadata["module"]
         model = merge_models({"": module})
         unoptimized = _unoptimized_names(metadata, model) if rank == 0 else frozenset()
-        common: dict[str, Any] = {"model": model, "buffers": _buffer_names(metadata), "unoptimized": unoptimized}
+        common: dict[str, Any] = {"model": model, "buffers": buffer_names(metadata), "unoptimized": unoptimized}
         if file is None:
             opaque = OpaqueOptimizer(optimizer="DeepSpeed", reason=f"the layout of {optimizers[rank].name} is not supported")
             checkpoints.append(RankCheckpoint(stepped=(), opaque=(opaque,), **common))
@@ -120,18 +130,24 @@ def _read_group(
     return checkpoints
 
 
-def _read_model_file(path: Path) -> Mapping[str, Any]:
+def read_model_file(path: Path) -> Mapping[str, Any]:
+    """Read a `*_model_states.pt`.
+
+    Raises:
+        DataError: it is damaged, or holds no model.
+    """
     value = load_torch_file(path)
     if (
         not isinstance(value, dict)
         or not is_model_state(value.get("module"))
-        or not isinstance(value.get("param_shapes", []), list)
+        or not isinstance(value.get("param_shapes") or [], list)
     ):
         raise DataError(f"{path}: holds no model of DeepSpeed")
     return {"param_shapes": None} | value
 
 
-def _buffer_names(metadata: Mapping[str, Any]) -> frozenset[str] | None:
+def buffer_names(metadata: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the names of the buffers that DeepSpeed lists beside its model; None where it lists none."""
     names = metadata.get("buffer_names")
     return frozenset(unwrapped_name(str(name)) for name in names) if isinstance(names, list) else None
 
@@ -139,7 +155,7 @@ def _buffer_names(metadata: Mapping[str, Any]) -> frozenset[str] | None:
 def _unoptimized_names(metadata: Mapping[str, Any], model: Collection[str]) -> frozenset[str]:
     """Return the parameters that DeepSpeed lists neither among those it optimizes nor among frozen or shared ones."""
     optimized, frozen, shared = (metadata.get(key) for key in ("param_shapes", "frozen_param_shapes", "shared_params"))
-    buffers = _buffer_names(metadata)
+    buffers = buffer_names(metadata)
     if not optimized or not isinstance(frozen, dict) or not isinstance(shared, dict) or buffers is None:
         return frozenset()
     listed = {str(name) for group in (*optimized, frozen) for name in group}
