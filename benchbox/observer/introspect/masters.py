@@ -130,7 +130,7 @@ def compensating_state(dtypes: Mapping[str, str]) -> str | None:
     """Return the optimizer state that keeps updates of 16-bit tensors from being lost, or None.
 
     Recognised are Kahan buffers (torchdistx, optimi), and masters or their low halves (TransformerEngine's `master_param`,
-    int16 when it stores remainders).
+    int16 when it stores remainders; `master` in another name).
 
     Args:
         dtypes: dtypes of the state tensors by name.
@@ -138,7 +138,8 @@ def compensating_state(dtypes: Mapping[str, str]) -> str | None:
     for name in dtypes:
         if "kahan" in name or name == "compensation":
             return f"Kahan buffer {name}"
-    return f"state master_param in {dtypes['master_param']}" if "master_param" in dtypes else None
+    master = next((name for name in dtypes if "master" in name), None)
+    return None if master is None else f"state {master} in {dtypes[master]}"
 
 
 def declared_offload(chain: Sequence[Any]) -> str | None:

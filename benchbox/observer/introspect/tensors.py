@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # torchao's tensors of quantised optimizer state, which claim the dtype that they are read in.
-_QUANTISED = {"OptimState8bit": "uint8", "OptimState4bit": "uint4", "OptimStateFp8": "float8_e4m3fn"}
+QUANTISED = {"OptimState8bit": "uint8", "OptimState4bit": "uint4", "OptimStateFp8": "float8_e4m3fn"}
 
 
 def has_class_named(instance: Any, *names: str) -> bool:
@@ -57,7 +57,7 @@ def local_norm(tensor: Tensor) -> float:
 
 def dtype_name(tensor: Tensor) -> str:
     """Return the dtype that a tensor is stored in, without the prefix: `bfloat16`."""
-    return _QUANTISED.get(type(tensor).__name__) or str(tensor.dtype).removeprefix("torch.")
+    return QUANTISED.get(type(tensor).__name__) or str(tensor.dtype).removeprefix("torch.")
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -67,7 +67,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def stored_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's elements; those of its parts where it is quantised."""
-    if type(tensor).__name__ in _QUANTISED:
+    if type(tensor).__name__ in QUANTISED:
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         return sum(stored_bytes(getattr(tensor, name)) for name in names)
     return tensor.numel() * tensor.element_size()

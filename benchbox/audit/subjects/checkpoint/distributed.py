@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from benchbox.audit.subjects.checkpoint.files import METADATA, build_rank_checkpoint
-from benchbox.audit.subjects.checkpoint.optimizers import merge_models
+from benchbox.audit.subjects.checkpoint.optimizers import is_average, merge_models
 from benchbox.audit.subjects.checkpoint.safe import load_torch_bytes
 from benchbox.audit.subjects.checkpoint.stored import ElementRange, RankCheckpoint, StoredArray, StoredSteppedTensor
 from benchbox.dcp.metadata import load_metadata
@@ -58,7 +58,7 @@ def read_distributed(folders: Sequence[Path]) -> list[RankCheckpoint]:
                 optimizers[_label(path[:index])].state[path[index + 1]][str(path[-1])] = value
             elif (index := _key_index(path, "param_groups")) is not None:
                 optimizers[_label(path[:index])].groups[path[index + 1]][str(path[-1])] = value
-            elif isinstance(value, StoredArray):
+            elif isinstance(value, StoredArray) and not any(is_average(str(part)) for part in path[:-1]):
                 models[_label(path[:-1])][str(path[-1])] = value
     model = {name: array for name, array in merge_models(models).items() if array.dtype != "uint8" and array.ndim}
     state_dicts = [optimizer.state_dict() for optimizer in optimizers.values()]

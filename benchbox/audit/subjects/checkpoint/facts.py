@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from benchbox.audit.subjects.checkpoint.numbers import measure_numbers
+from benchbox.audit.subjects.checkpoint.numbers import measure_numbers, read_betas
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN
 from benchbox.observer.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
 from benchbox.observer.introspect.masters import compensating_state
@@ -73,7 +73,7 @@ def _census(checkpoint: RankCheckpoint) -> Iterator[CensusEntry]:
 
     def count(kind: str, array: StoredArray) -> None:
         total = totals.setdefault((kind, array.dtype), Counter())
-        total.update(tensors=1, elements=array.elements, bytes=array.elements * array.element_bytes)
+        total.update(tensors=1, elements=array.elements, bytes=array.stored_bytes)
 
     for name, array in checkpoint.model.items():
         count("buffer" if checkpoint.is_buffer(name) else "parameter", array)
@@ -105,7 +105,6 @@ def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
     # Without the weight itself, a moment tells the shape.
     shaped = tensor.weight or next((array for array in tensor.state.values() if array.elements > 1), None)
     live_dtype = tensor.live_dtype if tensor.is_master else (None if tensor.dtype == UNKNOWN else tensor.dtype)
-    betas = tensor.options.get("betas")
     state = {name: array.dtype for name, array in tensor.state.items()}
     return SteppedTensor(
         name=tensor.name,
@@ -119,7 +118,7 @@ def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
         live_ndim=tensor.ndim,
         covers=tensor.covers,
         lr=float_or_none(tensor.options.get("lr")),
-        betas=(float(betas[0]), float(betas[1])) if isinstance(betas, (tuple, list)) else None,
+        betas=read_betas(tensor.options),
         eps=float_or_none(tensor.options.get("eps")),
         weight_decay=float_or_none(tensor.options.get("weight_decay")),
         decoupled_decay=_bool_or_none(tensor.options.get("decoupled_weight_decay")),

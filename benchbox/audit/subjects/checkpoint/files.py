@@ -13,6 +13,8 @@ from safetensors.torch import load_file as load_safetensors
 from benchbox.audit.subjects.checkpoint.linking import link_weights
 from benchbox.audit.subjects.checkpoint.optimizers import (
     collect_models,
+    has_known_arithmetic,
+    is_average,
     is_optimizer_state,
     merge_models,
     optimizer_kind,
@@ -23,6 +25,7 @@ from benchbox.audit.subjects.checkpoint.optimizers import (
 from benchbox.audit.subjects.checkpoint.safe import load_torch_file
 from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint
 from benchbox.errors import DataError, reason_of
+from benchbox.observer.facts import SIXTEEN_BIT, OpaqueOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,6 +42,9 @@ _MODELS = tuple(
     for pattern in (f"{model}*.safetensors", f"{weights}*.bin")
 )
 _OPTIMIZERS = ("optimizer*.bin", "optimizer*.pt")
+_UNKNOWN_CLASS = (
+    "its class is unknown: it may round stochastically, or compensate rounding where the checkpoint does not show it"
+)
 _RANK = re.compile(r"_rank(\d+)$")
 METADATA = ".metadata"
 # accelerate's save_state under FSDP puts the model and the optimizer into separate folders.
@@ -66,8 +72,11 @@ def read_file(path: Path) -> list[RankCheckpoint]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder, of one format: where a model was saved in both, safetensors."""
-    return next((files for pattern in _MODELS if (files := sorted(folder.glob(pattern)))), [])
+    """Return the files of weights in a folder, of one format: where a model was saved in both, safetensors. Averages beside
+    the model are left out.
+    """
+    files = next((files for pattern in _MODELS if (files := sorted(folder.glob(pattern)))), [])
+    return [path for path in files if not is_average(path.stem)] or files
 
 
 def optimizer_files(folder: Path) -> list[Path]:
@@ -155,10 +164,20 @@ def build_rank_checkpoint(model: Mapping[str, StoredArray], saved_values: Iterab
         for value in saved_values
         for state_dict, parent in _find_optimizers(value)
     ]
+    linked = [link_weights(parameters, model, in_order=in_order) for _, parameters in optimizers]
     return RankCheckpoint(
         optimizer_chain=tuple(dict.fromkeys(optimizer_kind(parameters) for _, parameters in optimizers)),
         model=model,
-        stepped=[tensor for _, parameters in optimizers for tensor in link_weights(parameters, model, in_order=in_order)],
+        stepped=[tensor for stepped in linked for tensor in stepped],
+        opaque=tuple(
+            dict.fromkeys(
+                OpaqueOptimizer(optimizer=optimizer_kind(parameters), reason=_UNKNOWN_CLASS)
+                for (_, parameters), stepped in zip(optimizers, linked, strict=True)
+                if not has_known_arithmetic(parameters)
+                and any(tensor.dtype in SIXTEEN_BIT for tensor in stepped)
+                and not all(parameter.compensation for parameter in parameters)
+            )
+        ),
         groups=[group for state_dict, _ in optimizers for group in weight_decay_groups(state_dict)],
     )
 

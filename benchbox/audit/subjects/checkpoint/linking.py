@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchbox.audit.subjects.checkpoint.numbers import nearest_candidate
 from benchbox.audit.subjects.checkpoint.optimizers import optimizer_kind
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, ElementRange, StoredArray, StoredSteppedTensor, is_buffer_name
+from benchbox.observer.facts import SIXTEEN_BIT
 from benchbox.observer.introspect.names import unwrapped_name
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from benchbox.audit.subjects.checkpoint.optimizers import ParameterState
 
-_FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+_WIDE = frozenset({"float64", "float32"})
+_FLOATING = _WIDE | SIXTEEN_BIT
 
 
 def link_weights(
@@ -50,11 +52,13 @@ def _linked_tensor(
 ) -> StoredSteppedTensor:
     master = parameter.master
     stepped = master if master is not None else weight
+    # What was stepped was in float32: the weight is a copy of it, rounded when it was saved or by a library that kept a master.
+    is_copy = master is None and weight.dtype in SIXTEEN_BIT and parameter.state_dtype in _WIDE and not parameter.compensation
     return StoredSteppedTensor(
         name=name,
         optimizer=kind,
-        dtype=stepped.dtype,
-        weight=stepped,
+        dtype=UNKNOWN if is_copy else stepped.dtype,
+        weight=None if is_copy else stepped,
         state=parameter.state,
         options=parameter.options,
         step_count=parameter.step_count,
@@ -69,18 +73,19 @@ def _linked_tensor(
 def _link_by_shape(
     optimizer: Sequence[ParameterState], model: Mapping[str, StoredArray], kind: str, *, in_order: bool
 ) -> dict[int | str, StoredSteppedTensor]:
-    """Link numbered parameters, those of one shape together."""
+    """Link numbered parameters, those of one shape together, and of one dtype where their state tells it."""
     weights = {name: array for name, array in model.items() if array.dtype in _FLOATING}
     weights_by_shape: dict[tuple[int, ...], dict[str, StoredArray]] = defaultdict(dict)
     for name, array in weights.items():
         weights_by_shape[array.shape][name] = array
-    parameters_by_shape: dict[tuple[int, ...] | None, list[ParameterState]] = defaultdict(list)
+    groups: dict[tuple[tuple[int, ...] | None, str | None], list[ParameterState]] = defaultdict(list)
     for parameter in optimizer:
-        parameters_by_shape[parameter.shape].append(parameter)
+        groups[parameter.shape, parameter.state_dtype].append(parameter)
     linked: dict[int | str, StoredSteppedTensor] = {}
-    for shape, parameters in parameters_by_shape.items():
-        # A parameter of unknown shape (its optimizer keeps no state, or it never had a gradient) can be any weight.
-        candidates = weights_by_shape.get(shape, {}) if shape is not None else weights
+    for (shape, dtype), parameters in sorted(groups.items(), key=lambda item: item[0][0] is None):
+        # A parameter of unknown shape (its optimizer keeps no state, or it never had a gradient) can be any other weight.
+        candidates = weights if shape is None else weights_by_shape.get(shape, {})
+        candidates = {name: array for name, array in candidates.items() if array.dtype == dtype} or candidates
         matched = len(parameters) == 1 or (in_order and len({parameter.group for parameter in parameters}) == 1)
         if all(parameter.master is not None for parameter in parameters):
             linked |= _link_by_value(parameters, candidates, kind)
@@ -89,6 +94,8 @@ def _link_by_shape(
                 linked[parameter.key] = _linked_tensor(parameter, name, weight, kind, state_is_matched=matched)
         else:
             linked |= {parameter.key: _unlinked_tensor(parameter, candidates, kind) for parameter in parameters}
+        if len(candidates) == len(parameters):
+            weights = {name: array for name, array in weights.items() if name not in candidates}
     return linked
 
 
@@ -133,6 +140,8 @@ def _link_by_value(
 def _unlinked_tensor(parameter: ParameterState, candidates: Mapping[str, StoredArray], kind: str) -> StoredSteppedTensor:
     """Return a tensor of which only the candidates are known, and its dtype if all of them have the same."""
     dtypes = {weight.dtype for weight in candidates.values()}
+    if parameter.state_dtype in _WIDE and dtypes <= SIXTEEN_BIT:
+        dtypes = set()
     master = parameter.master
     return StoredSteppedTensor(
         name=f"parameter {parameter.key}" if isinstance(parameter.key, int) else parameter.key,

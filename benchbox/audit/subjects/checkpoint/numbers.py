@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.observer.facts import SIXTEEN_BIT, UpdateStatistics
-from benchbox.observer.numerics.expected_update import differing_share
+from benchbox.observer.numerics.expected_update import differing_share, float_or_none
 from benchbox.observer.numerics.probes import WeightedShare
 from benchbox.observer.numerics.rounding import bf16_valued_share, stalled_share
 
@@ -26,10 +26,10 @@ _HISTORY = ("exp_avg_sq", "exp_avg", "momentum_buffer")
 
 def measure_numbers(tensor: StoredSteppedTensor) -> UpdateStatistics:
     """Measure traces of rounding in a stepped tensor and its state, and the difference between master and live weight."""
-    second_moment, betas = tensor.state.get("exp_avg_sq"), tensor.options.get("betas")
+    second_moment, betas = tensor.state.get("exp_avg_sq"), read_betas(tensor.options)
     stalled = None
-    if second_moment is not None and second_moment.dtype in SIXTEEN_BIT and isinstance(betas, (tuple, list)):
-        stalled = stalled_share(second_moment.read(), float(betas[1]))
+    if second_moment is not None and second_moment.dtype in SIXTEEN_BIT and betas is not None:
+        stalled = stalled_share(second_moment.read(), betas[1])
     return UpdateStatistics(
         second_moment_stalled=stalled,
         steps_before=None if tensor.step_count is None else int(tensor.step_count),
@@ -38,18 +38,26 @@ def measure_numbers(tensor: StoredSteppedTensor) -> UpdateStatistics:
     )
 
 
+def read_betas(options: Mapping[str, object]) -> tuple[float, float] | None:
+    """Return the first two betas among the options of an optimizer; None where it has no such numbers."""
+    betas = options.get("betas")
+    values = [float_or_none(beta) for beta in betas[:2]] if isinstance(betas, (tuple, list)) else []
+    return (values[0], values[1]) if len(values) == 2 and values[0] is not None and values[1] is not None else None
+
+
 def _bf16_valued(tensor: StoredSteppedTensor) -> dict[str, float]:
     """Return the shares that the facts define: of float32 elements that are not zero and, as far as the state shows, had a
     gradient. For a weight that may be one of several candidates it is the share over all: 1 only if it is 1 for each.
     """
     weights = (tensor.weight,) if tensor.weight is not None else tensor.candidates
     running_shares = {name: WeightedShare() for name in ("weight", *tensor.state)}
-    history = next((tensor.state[name] for name in _HISTORY if name in tensor.state), None)
+    readable = {name: array for name, array in tensor.state.items() if array.parts_bytes is None}
+    history = next((readable[name] for name in _HISTORY if name in readable), None)
     for weight in weights:
         matched = tensor.weight is not None and tensor.state_is_matched
         _count_bf16_valued(running_shares["weight"], weight, history if matched else None)
     for name, array in tensor.state.items():
-        if name != "step":
+        if array.elements > 1:  # numbers for the whole tensor, as NAdam's `mu_product`, are no moments
             _count_bf16_valued(running_shares[name], array, history)
     return {name: running_share.share for name, running_share in running_shares.items() if running_share.share is not None}
 

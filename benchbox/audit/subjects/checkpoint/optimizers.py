@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from benchbox.audit.subjects.checkpoint.stored import StoredArray, describe_tensor
+from benchbox.observer.introspect.masters import compensating_state
 from benchbox.observer.introspect.names import unwrapped_name
+from benchbox.observer.numerics.expected_update import float_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +22,24 @@ _MAX_DEPTH = 5
 # `fp32_from_fp16`, DeepSpeed's `fp32_groups_flat`.
 _MASTER_WORDS = ("master", "fp32")
 # An average of the weights is no model that was stepped.
-_AVERAGES = ("ema", "shadow", "swa")
+_AVERAGES = ("ema", "shadow", "swa", "avg", "average", "averaged", "polyak", "teacher")
+_LIGHTNING_STEPPED = "current_model_state"
+_AVERAGED_COUNT = "n_averaged"  # of torch's `AveragedModel`
+_TORCH = ("maximize", "foreach")  # options that all of torch's optimizers but Muon have
+# An option of each optimizer whose arithmetic is known, and the name that it shows. The first one that is there counts.
+_KINDS = {
+    "bias_correction": "Adam or AdamW",  # of DeepSpeed, apex and TransformerEngine
+    "scale_parameter": "Adafactor",  # of transformers
+    "kahan_sum": "optimizer of optimi",
+    "ns_steps": "Muon",
+    "beta2_decay": "Adafactor",
+    "amsgrad": "Adam or AdamW",
+    "dampening": "SGD",
+    "maximize": "optimizer of torch",
+}
+_SHARED = frozenset({"amsgrad", "dampening"})  # options that optimizers of other libraries have, too: torchao, for example
+# Row and column of a factored second moment, of transformers and of torch, and how many dimensions of 1 end the row.
+_FACTORS = (("exp_avg_sq_row", "exp_avg_sq_col", 0), ("row_var", "col_var", 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +59,24 @@ class ParameterState:
         """Shape of the stepped tensor, from its master or its state; None if it has neither."""
         if self.master is not None:
             return self.master.shape
+        for row, column, trailing in _FACTORS:
+            if row in self.state and column in self.state:
+                rows = self.state[row].shape
+                return (*rows[: len(rows) - trailing], *self.state[column].shape[-1:])
         return next((array.shape for array in self.state.values() if array.shape), None)
+
+    @property
+    def state_dtype(self) -> str | None:
+        """Dtype of the tensor that one of torch's optimizers stepped, which creates its state in that; None if not known."""
+        if any(option not in self.options for option in _TORCH):
+            return None
+        dtypes = {array.dtype for name, array in self.state.items() if name != "step" and array.ndim}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @property
+    def compensation(self) -> str | None:
+        """State that keeps updates of a 16-bit tensor from being lost, such as a master; None where there is none."""
+        return compensating_state({name: array.dtype for name, array in self.state.items()})
 
 
 def is_optimizer_state(value: object) -> bool:
@@ -48,8 +85,12 @@ def is_optimizer_state(value: object) -> bool:
         isinstance(value, Mapping)
         and isinstance(value.get("state"), Mapping)
         and isinstance(value.get("param_groups"), Sequence)
-        and all(isinstance(group, Mapping) and "params" in group for group in value["param_groups"])
+        and all(isinstance(group, Mapping) and _are_keys(group.get("params")) for group in value["param_groups"])
     )
+
+
+def _are_keys(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(key, (int, str)) for key in value)
 
 
 def is_model_state(value: object) -> bool:
@@ -82,16 +123,17 @@ def collect_models(value: object) -> dict[str, StoredArray]:
     models = {
         ".".join(path): mapping
         for path, mapping in walk_mappings(value)
-        if is_model_state(mapping) and not any(_is_average(key) for key in path)
+        if is_model_state(mapping) and _AVERAGED_COUNT not in mapping and not any(is_average(key) for key in path)
     }
-    return merge_models(models)
+    # Lightning saves an average as `state_dict`, and beside it what was stepped.
+    return merge_models({path: model for path, model in models.items() if path == _LIGHTNING_STEPPED} or models)
 
 
 def merge_models(models: Mapping[str, Mapping[str, Any]]) -> dict[str, StoredArray]:
     """Return the tensors of models by their unwrapped names; with several models, prefixed with the label of the model."""
     several = len(models) > 1
     return {
-        f"{label}.{unwrapped_name(name)}" if several else unwrapped_name(name): _as_array(value)
+        f"{label}.{unwrapped_name(name)}" if several and label else unwrapped_name(name): _as_array(value)
         for label, model in models.items()
         for name, value in model.items()
         if isinstance(value, (Tensor, StoredArray))
@@ -102,7 +144,8 @@ def _as_array(value: Tensor | StoredArray) -> StoredArray:
     return value if isinstance(value, StoredArray) else describe_tensor(value)
 
 
-def _is_average(key: str) -> bool:
+def is_average(key: str) -> bool:
+    """Return whether what is saved under a key is an average of the weights, by the words in the key."""
     return any(word in _AVERAGES for word in key.lower().replace("-", "_").split("_"))
 
 
@@ -140,19 +183,28 @@ def read_parameter_states(optimizer: Mapping[str, Any], parent: Mapping[Any, Any
 def optimizer_kind(optimizer: Sequence[ParameterState]) -> str:
     """Return the class of an optimizer as far as its options tell: no state dictionary names it."""
     options = optimizer[0].options if optimizer else {}
-    if "betas" in options and "eps" in options:
-        return "AdamW" if options.get("decoupled_weight_decay") else "Adam or AdamW"
-    return "SGD" if "nesterov" in options else "optimizer"
+    if not has_known_arithmetic(optimizer):
+        return "optimizer"
+    kind = next((kind for option, kind in _KINDS.items() if option in options), "optimizer")
+    return "AdamW" if kind.startswith("Adam or") and options.get("decoupled_weight_decay") else kind
+
+
+def has_known_arithmetic(optimizer: Sequence[ParameterState]) -> bool:
+    """Return whether an optimizer keeps no masters and compensates no rounding but by state of the usual names."""
+    return not optimizer or any(option in optimizer[0].options for option in _KINDS.keys() - _SHARED)
 
 
 def weight_decay_groups(optimizer: Mapping[str, Any]) -> list[tuple[float, int]]:
     """Return (weight decay, number of tensors) of each parameter group."""
-    return [(float(group.get("weight_decay") or 0.0), len(group["params"])) for group in optimizer["param_groups"]]
+    return [(float_or_none(group.get("weight_decay")) or 0.0, len(group["params"])) for group in optimizer["param_groups"]]
 
 
 def _state_of(optimizer: Mapping[str, Any], key: int | str) -> Mapping[str, Any]:
     state = optimizer["state"].get(key, {})
-    return state if isinstance(state, Mapping) else {}
+    if not isinstance(state, Mapping):
+        return {}
+    nested = [value for value in state.values() if isinstance(value, Mapping)]  # bitsandbytes keeps quantised state so
+    return {name: value for values in (state, *nested) for name, value in values.items()}
 
 
 def _find_masters(mapping: Mapping[Any, Any], count: int) -> list[StoredArray] | None:
@@ -176,9 +228,8 @@ def _step_count(value: object) -> float | None:
     """Return an optimizer's step count, from a number or a tensor with one element."""
     if isinstance(value, StoredArray):
         value = value.read()
-    if isinstance(value, Tensor):
-        return float(value) if value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) else None
+    count = None if isinstance(value, Tensor) and value.is_complex() else float_or_none(value)
+    return count if count is not None and isfinite(count) else None
 
 
 def _item(sequence: object, index: int) -> Any:

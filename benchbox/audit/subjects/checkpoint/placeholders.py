@@ -8,6 +8,10 @@ from _compat_pickle import IMPORT_MAPPING
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from benchbox.observer.introspect.tensors import QUANTISED
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -75,6 +79,24 @@ class PlaceholderObject:
 
     def __setstate__(self, _: Any) -> None:
         """Ignore the state."""
+
+
+class QuantisedPlaceholder(Tensor):
+    """Placeholder for a tensor of torchao's quantised optimizer state: its shape, and the tensors that it consists of."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the tensors of the state as attributes."""
+        if isinstance(state, dict):
+            vars(self).update({name: value for name, value in state.items() if isinstance(value, Tensor)})
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Return the names of the attributes that are tensors, as torchao's own classes do."""
+        return list(vars(self)), None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        """Refuse every operation."""
+        raise NotImplementedError(f"{func} of a placeholder")
 
 
 class _PlaceholderMapping:
@@ -148,4 +170,6 @@ def _placeholder(name: str, index: int) -> type:
     """Return a placeholder of its own for a name of another library. Those of the standard library share one."""
     if name.split(".")[0] in _STDLIB_MODULES:
         return PlaceholderObject
+    if (last := name.rsplit(".", 1)[-1]) in QUANTISED:
+        return type(last, (QuantisedPlaceholder,), {})
     return type(f"Placeholder{index}", (PlaceholderObject,), {})

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import io
 
 _NO_CHECKPOINT = "not a checkpoint: neither safetensors nor a file of torch.save"
+_FOREIGN_TENSORS = "not read: it holds tensors that only code of their class can read; save plain tensors or DTensors"
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"  # first bytes of files of torch.save, today's and before torch 1.6
 
 
@@ -45,6 +46,9 @@ def load_torch_file(path: Path) -> Any:
             with safe_globals(placeholders.pairs()):
                 return _torch_load(path, path, size=size, mmap=mapped)
         except DataError as error:
+            if "Creating a Tensor subclass" in str(error):  # such as FSDP1's ShardedTensor
+                classes = [name for name in foreign if name.endswith("Tensor")] or foreign
+                raise DataError(f"{path}: {_FOREIGN_TENSORS} ({', '.join(classes[:3])})") from error
             if not placeholders.make_container(error.__cause__):
                 raise
 

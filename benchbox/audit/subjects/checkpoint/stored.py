@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from benchbox.observer.introspect.tensors import dtype_name, local_shard
+from benchbox.observer.introspect.tensors import dtype_name, is_plain, local_shard, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +46,15 @@ class StoredArray:
     ndim: int
     element_bytes: int
     read: Callable[[], Tensor]
+    parts_bytes: int | None = None  # of the tensors that a quantised one consists of
 
     @property
     def elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.elements * self.element_bytes if self.parts_bytes is None else self.parts_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +122,14 @@ def is_buffer_name(name: str) -> bool:
 
 def describe_tensor(tensor: Tensor) -> StoredArray:
     """Describe a loaded tensor, usually one that is mapped from its file; of a DTensor its local shard."""
-    shard = local_shard(tensor).detach()
+    shard = local_shard(tensor)
+    if is_plain(shard):
+        shard = shard.detach()
     return StoredArray(
         dtype=dtype_name(shard),
         shape=tuple(shard.shape),
         ndim=tensor.ndim,
         element_bytes=shard.element_size(),
         read=lambda: shard,
+        parts_bytes=None if is_plain(shard) else stored_bytes(shard),
     )
