@@ -48,8 +48,12 @@ class MetadataUnpickler(pickle.Unpickler):
         return _refuse(f"{module}.{name}")
 
 
+class _ForeignNameError(pickle.UnpicklingError):
+    """A name that no metadata contains."""
+
+
 def _refuse(name: str) -> NoReturn:
-    raise pickle.UnpicklingError(name)
+    raise _ForeignNameError(name)
 
 
 def load_metadata(path: Path) -> dcp.Metadata:
@@ -60,7 +64,7 @@ def load_metadata(path: Path) -> dcp.Metadata:
     """
     try:
         metadata = MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
-    except pickle.UnpicklingError as error:
+    except _ForeignNameError as error:
         raise DataError(f"{path}: {PROGRAM} ({first_line(error)})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged ({first_line(error)})") from error

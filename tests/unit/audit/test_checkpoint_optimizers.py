@@ -85,7 +85,7 @@ def test_an_optimizer_of_another_library_on_float32_weights_raises_no_question(t
 
 @pytest.fixture(params=["torchao imported", "not imported"])
 def torchao_classes(request):
-    """Whether torch loads classes of torchao by themselves: importing torchao registers them."""
+    """Let torch load classes of torchao by themselves, as importing torchao does, or not."""
     registered = get_safe_globals()
     if request.param == "not imported":
         clear_safe_globals()

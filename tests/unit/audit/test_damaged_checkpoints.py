@@ -99,3 +99,33 @@ def test_a_missing_shard_is_named(tmp_path):
     (tmp_path / "__0_0.distcp").unlink()
     with pytest.raises(DataError, match=r"__0_0.distcp: is missing"):
         read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["[]", "null", '{"weight_map": [1]}', '{"weight_map": null}'])
+def test_an_index_without_files_is_named(tmp_path, index):
+    save_file(WEIGHTS, tmp_path / "model-00001-of-00001.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(DataError, match=r"index\.json: is no index of weights"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_distributed_checkpoint_whose_save_did_not_end_is_called_that(tmp_path):
+    """torch writes the metadata last."""
+    shard_file(tmp_path, 1e-3)
+    content = (tmp_path / ".metadata").read_bytes()
+    (tmp_path / ".metadata").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"\.metadata: damaged \(pickle data was truncated"):
+        read_checkpoint(tmp_path)
+    (tmp_path / ".metadata").unlink()
+    assert "no .metadata, which is written last: the save did not end" in refusal_line(tmp_path)
+
+
+def test_a_pickled_model_is_advised_to_be_saved_as_its_state(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    assert refusal_line(tmp_path / "model.pt").endswith("save their state_dict()")
+
+
+def test_a_link_to_a_missing_file_is_named(tmp_path):
+    """In a cache of downloads, names are links to files that may have been removed."""
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert refusal_line(tmp_path).startswith(f"{tmp_path / 'model.safetensors'}: is a link to a file that is missing")

@@ -37,7 +37,10 @@ def read_checkpoint(path: Path) -> list[RankFacts]:
     Raises:
         DataError: there is no checkpoint, it is damaged, or it could only be read by running code in it.
     """
-    return checkpoint_facts(_read_ranks(path))
+    try:
+        return checkpoint_facts(_read_ranks(path))
+    except FileNotFoundError as error:  # a folder lists links whose files are gone
+        raise DataError(f"{error.filename}: is a link to a file that is missing, or was removed meanwhile") from error
 
 
 def _read_ranks(path: Path) -> list[RankCheckpoint]:
@@ -67,4 +70,6 @@ def _explain_no_checkpoint(folder: Path) -> str:
     subfolders = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if not any(folder.iterdir()):
         return "the folder is empty"
+    if any(folder.glob("*.distcp")):
+        return "holds *.distcp and no .metadata, which is written last: the save did not end, or the file was not copied"
     return f"holds no checkpoint, but folders: {', '.join(subfolders[:10])}" if subfolders else "holds no checkpoint"

@@ -22,6 +22,7 @@ from benchbox.audit.subjects.checkpoint.optimizers import (
     walk_mappings,
     weight_decay_groups,
 )
+from benchbox.audit.subjects.checkpoint.placeholders import PlaceholderObject
 from benchbox.audit.subjects.checkpoint.safe import load_torch_file
 from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint
 from benchbox.errors import DataError, reason_of
@@ -43,8 +44,10 @@ _MODELS = tuple(
 )
 _OPTIMIZERS = ("optimizer*.bin", "optimizer*.pt")
 _UNKNOWN_CLASS = (
-    "its class is unknown: it may round stochastically, or compensate rounding where the checkpoint does not show it"
+    "its class is unknown: it may round stochastically, or compensate rounding where the checkpoint does not show it; "
+    "an audit of the training command shows the class"
 )
+_OBJECT = "; objects in it are not read, since that would run their code: save their state_dict()"
 _RANK = re.compile(r"_rank(\d+)$")
 METADATA = ".metadata"
 # accelerate's save_state under FSDP puts the model and the optimizer into separate folders.
@@ -67,7 +70,9 @@ def read_file(path: Path) -> list[RankCheckpoint]:
     model = collect_models(value)
     checkpoint = build_rank_checkpoint(model, [value], in_order=True)
     if not model and not checkpoint.stepped:
-        raise DataError(f"{path}: holds neither the tensors of a model nor the state of an optimizer")
+        values = (value, *value.values()) if isinstance(value, dict) else (value,)
+        hint = _OBJECT if any(isinstance(item, PlaceholderObject) for item in values) else ""
+        raise DataError(f"{path}: holds neither the tensors of a model nor the state of an optimizer{hint}")
     return [checkpoint]
 
 
@@ -220,7 +225,7 @@ def _read_model(folder: Path, files: Iterable[Path]) -> dict[str, StoredArray]:
     files = list(files)
     models = {path.stem: read_safetensors(path) if _is_safetensors(path) else load_torch_file(path) for path in files}
     names = {path.name for path in files}
-    indexes = {path.name: set(_load_json(path).get("weight_map", {}).values()) for path in sorted(folder.glob("*.index.json"))}
+    indexes = {path.name: _indexed_files(path) for path in sorted(folder.glob("*.index.json"))}
     if names:  # a model that was saved in two formats has an index of each
         indexes = {index: shards for index, shards in indexes.items() if names & shards}
     for index, shards in indexes.items():
@@ -229,6 +234,15 @@ def _read_model(folder: Path, files: Iterable[Path]) -> dict[str, StoredArray]:
     if indexes:
         models = {"": {name: tensor for model in models.values() for name, tensor in model.items()}}
     return merge_models(models)
+
+
+def _indexed_files(path: Path) -> set[str]:
+    """Return the names of the files that an index of shards lists."""
+    index = _load_json(path)
+    files = index.get("weight_map", {}) if isinstance(index, dict) else None
+    if not isinstance(files, dict):
+        raise DataError(f"{path}: is no index of weights: it has no weight_map")
+    return {str(name) for name in files.values()}
 
 
 def _is_safetensors(path: Path) -> bool:

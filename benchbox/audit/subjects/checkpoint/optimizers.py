@@ -12,6 +12,7 @@ from torch import Tensor
 from benchbox.audit.subjects.checkpoint.stored import StoredArray, describe_tensor
 from benchbox.observer.introspect.masters import compensating_state
 from benchbox.observer.introspect.names import unwrapped_name
+from benchbox.observer.introspect.tensors import is_plain
 from benchbox.observer.numerics.expected_update import float_or_none
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _find_masters(mapping: Mapping[Any, Any], count: int) -> list[StoredArray] |
     for key, value in mapping.items():
         if isinstance(key, str) and any(word in key.lower() for word in _MASTER_WORDS):
             tensors = list(_flatten_tensors(value))
-            if len(tensors) == count and count:
+            if len(tensors) == count and count and all(map(is_plain, tensors)):
                 return [describe_tensor(tensor) for tensor in tensors]
     return None
 
