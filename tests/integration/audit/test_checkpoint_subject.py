@@ -68,6 +68,16 @@ def test_deepspeeds_checkpoints_without_partitions_are_those_of_one_rank(saved, 
     assert fired([facts]) == set()
 
 
+def test_stages_of_a_pipeline_are_ranks_with_their_own_layers(saved):
+    ranks = read_checkpoint(saved / "pipeline")
+    assert [{tensor.name for tensor in facts.stepped} for facts in ranks] == [{"0.weight", "0.bias"}, {"1.weight", "1.bias"}]
+    assert elements(ranks) == ELEMENTS
+    assert {(tensor.dtype, tensor.live_dtype, tensor.numbers.live_differs) for tensor in stepped(ranks)} == {
+        ("float32", "bfloat16", 0.0)
+    }
+    assert fired(ranks) == set()
+
+
 def test_a_head_that_no_optimizer_of_a_checkpoint_holds_is_a_warning_and_frozen_and_tied_weights_are_not(saved):
     (finding,) = judge(read_checkpoint(saved / "zero2-no-head")).findings
     assert (finding.code, finding.severity, finding.evidence["names"]) == ("BXP404", "warning", ["head.weight"])

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import save_fsdp_model, save_fsdp_optimizer
+from deepspeed.pipe import PipelineModule
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -102,6 +103,21 @@ def unpartitioned(folder: Path) -> None:
         options = ["--num_extract_workers", "1", "--num_merge_workers", "1", "--inject_missing_state"]
         converter = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *paths, *options]
         subprocess.run(converter, check=True, capture_output=True)
+
+
+def pipeline(folder: Path) -> None:
+    """Save a pipeline of two stages."""
+    torch.manual_seed(0)
+    layers = PipelineModule(
+        [nn.Linear(16, 16), nn.Linear(16, 8)], num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform"
+    )
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+    config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    config |= {"zero_allow_untested_optimizer": True, "steps_per_print": 2**31}
+    engine, *_ = deepspeed.initialize(model=layers, optimizer=optimizer, config=config)
+    for step in range(STEPS):
+        engine.train_batch(iter([(batch(step, torch.bfloat16), batch(step, torch.bfloat16)[:, :8])]))
+    engine.save_checkpoint(str(folder / "pipeline"))
 
 
 class Headed(nn.Module):
@@ -199,6 +215,7 @@ def main(folder: Path) -> None:
     for version in (1, 2):
         fsdp(folder, version)
     accelerate(folder)
+    pipeline(folder)  # last: no other engine of DeepSpeed can be built after it
     dist.barrier()
     dist.destroy_process_group()
 

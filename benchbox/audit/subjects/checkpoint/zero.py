@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _OPTIMIZER_FILE = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 _MODEL_FILE = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 
+_LAYER_FILE = re.compile(r"^layer_(\d+)-model_states\.pt$")
+
 
 class _OptimizerFile(NamedTuple):
     """One `*_optim_states.pt`: the masters of each partition, the optimizer that stepped them, and the name of its wrapper."""
@@ -137,13 +139,25 @@ def read_model_file(path: Path) -> Mapping[str, Any]:
         DataError: it is damaged, or holds no model.
     """
     value = load_torch_file(path)
-    if (
-        not isinstance(value, dict)
-        or not is_model_state(value.get("module"))
-        or not isinstance(value.get("param_shapes") or [], list)
-    ):
+    shapes = (value.get("param_shapes") or []) if isinstance(value, dict) else None
+    if not isinstance(shapes, list) or not all(isinstance(group, dict) for group in shapes):
         raise DataError(f"{path}: holds no model of DeepSpeed")
-    return {"param_shapes": None} | value
+    if value.get("module") is None and shapes:
+        names = {str(name) for group in shapes for name in group}
+        value |= {"module": {name: tensor for name, tensor in _read_layers(path.parent).items() if name in names}}
+    if not is_model_state(value.get("module")):
+        raise DataError(f"{path}: holds no model of DeepSpeed; stages of a pipeline are read with ZeRO only")
+    state: dict[str, Any] = {"param_shapes": None, **value}
+    return state
+
+
+def _read_layers(folder: Path) -> dict[str, Any]:
+    """Read the layers of a pipeline, which DeepSpeed saves in files of their own. Names of parameters begin with the layer."""
+    layers = {int(match[1]): path for path in folder.iterdir() if (match := _LAYER_FILE.match(path.name))}
+    states = {layer: load_torch_file(path) for layer, path in sorted(layers.items())}
+    return {
+        f"{layer}.{name}": value for layer, state in states.items() if isinstance(state, dict) for name, value in state.items()
+    }
 
 
 def buffer_names(metadata: Mapping[str, Any]) -> frozenset[str] | None:
