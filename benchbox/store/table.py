@@ -8,6 +8,7 @@ import tempfile
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Self
 
+from benchbox.errors import RecordError, reason_of
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import metrics
 from benchbox.store.files import atomic_file
@@ -126,9 +127,18 @@ class LaunchTable:
         schema = self._schema()
         rows = self._values(schema)
         while columns := list(zip(*islice(rows, _GROUP_ROWS), strict=True)):
-            arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+            arrays = [_array(values, field) for values, field in zip(columns, schema, strict=True)]
             del columns  # before those of the next group are read
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Iterable[Any], field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, field.type)
+    except (OverflowError, pa.ArrowInvalid) as error:  # of integers beyond 2^53 or 2^63
+        raise RecordError(f"{field.name}: a number that no launch can have ({reason_of(error)})") from None
 
 
 class _Lines:
