@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 # Smaller factors weight a loss; loss scales are powers of two, from 128 on in practice.
 _MIN_SCALE = 16.0
-# Operations that multiply a loss by a constant, or leave it as it is.
+# Operations that multiply a loss by a constant, or leave it as it is, and those that reduce the losses of samples to it.
 _SCALING = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0", "CloneBackward0"})
+_REDUCING = frozenset({"MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1"})
 
 
 class LossScaleWatch:
@@ -44,11 +45,11 @@ class LossScaleWatch:
         if is_capturing():
             return
         last, node = None, loss.grad_fn
-        while node is not None and node.name() in _SCALING:
+        while node is not None and (name := node.name()) in _SCALING | _REDUCING:
             inputs = [function for function, _ in node.next_functions if function is not None]
             if len(inputs) != 1:  # two factors that are both trained
                 break
-            last, node = node, inputs[0]
+            last, node = (last if name in _REDUCING else node), inputs[0]
         if last is not None:
             last.register_hook(self._measure)
         elif isinstance(gradient, Tensor):
@@ -56,5 +57,5 @@ class LossScaleWatch:
 
     def _measure(self, of_inputs: Sequence[Any], _: Any) -> None:
         with self._guard:
-            gradients = [gradient for gradient in of_inputs if gradient is not None and gradient.numel() == 1]
-            self.was_scaled |= any(abs(gradient.item()) >= _MIN_SCALE for gradient in gradients)
+            gradients = [gradient for gradient in of_inputs if gradient is not None and gradient.numel()]
+            self.was_scaled |= any(gradient.abs().max().item() >= _MIN_SCALE for gradient in gradients)

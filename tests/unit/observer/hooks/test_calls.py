@@ -71,16 +71,20 @@ def test_a_scale_that_the_script_passes_to_the_backward_pass_is_seen(scale):
     assert (observer.facts().scaler is not None) == (scale == 1024.0)
 
 
-def scaled_and_halved(loss):
-    return (loss * torch.tensor(1024.0)).double() / 2
+def scaled_and_halved(losses):
+    return (losses.mean() * torch.tensor(1024.0)).double() / 2
 
 
 @pytest.mark.parametrize(
     ("scaled", "reported"),
     [
-        (lambda loss: loss, {"BXP305"}),
-        (lambda loss: 2.5 * loss / 4, {"BXP305"}),
-        (lambda loss: 512 * loss, set()),
+        (lambda losses: losses.mean(), {"BXP305"}),
+        (lambda losses: losses.sum(), {"BXP305"}),
+        (lambda losses: 2.5 * losses.mean() / 4, {"BXP305"}),
+        (lambda losses: (2.5 * losses).mean(), {"BXP305"}),
+        (lambda losses: 512 * losses.mean(), set()),
+        (lambda losses: (512 * losses).mean(), set()),
+        (lambda losses: (512 * losses).sum() / len(losses), set()),
         (scaled_and_halved, set()),
     ],
 )
@@ -90,7 +94,7 @@ def test_a_loss_that_the_script_multiplies_by_hand_is_scaled(scaled, reported):
     optimizer = torch.optim.SGD(masters, lr=1e-3)
     with StepObserver(source="command", steps=3) as observer:
         for _ in range(3):
-            scaled(model(torch.ones(2, 8, dtype=torch.float16)).float().square().mean()).backward()
+            scaled(model(torch.ones(20, 8, dtype=torch.float16)).float().square().mean(dim=1)).backward()
             for master, parameter in zip(masters, model.parameters(), strict=True):
                 master.grad, parameter.grad = parameter.grad.float(), None
             optimizer.step()
