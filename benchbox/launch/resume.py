@@ -65,10 +65,9 @@ def pending_launches(
     chained = store.chain.sha256_by_launch()
     for cell, launch in launches:
         record = store.record(cell.cell_id, launch)
-        reason = None
+        key, reason = (cell.cell_id, launch), None
         if record is not None:
             reason = _why_failed(record, final) or _why_outdated(record, measure, policies[cell.policy], data[cell.data])
-            key = (cell.cell_id, launch)
             if reason is None and key in chained and chained[key] != content_sha256(record):
                 reason = "its record is not the last one that was measured"
         if reason is not None:
@@ -77,7 +76,9 @@ def pending_launches(
             pending.append((cell, launch))
             continue
         environment = record["environment"] or {}
-        if (difference := other_machine(environment)) is not None:
+        if key not in chained:
+            elsewhere["whose records no intact chain.jsonl has: verify refuses them"] += 1
+        elif (difference := other_machine(environment)) is not None:
             elsewhere[f"of another machine: {difference}"] += 1
         elif launcher is not None and (difference := other_launcher(environment, launcher, cell.world_size)) is not None:
             elsewhere[f"not comparable with new ones: {difference}"] += 1

@@ -17,6 +17,7 @@ from transformers import Adafactor
 
 from benchbox.audit.judge import judge
 from benchbox.audit.subjects.checkpoint import read_checkpoint
+from benchbox.audit.subjects.checkpoint.optimizers import has_known_arithmetic, read_parameter_states
 from tests.support.checkpoint_formats import refusal_line
 
 STEPS = 4
@@ -165,6 +166,13 @@ def test_numbers_for_a_whole_tensor_are_no_rounded_moments(tmp_path, kind):
     facts = read_saved(tmp_path, *train(lambda parameters: kind(parameters, lr=1e-3), Model()))
     assert "BXP502" not in severities(facts)
     assert all(set(tensor.numbers.bf16_valued) <= {"weight", "exp_avg", "exp_avg_sq", "ax"} for tensor in facts.stepped)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(torch.optim).values() if isinstance(kind, type)])
+def test_the_options_of_every_optimizer_of_torch_tell_that_it_is_one(kind):
+    if kind is not torch.optim.Optimizer:
+        state_dict = kind([nn.Parameter(torch.zeros(2, 2))], lr=1e-3).state_dict()
+        assert has_known_arithmetic(read_parameter_states(state_dict))
 
 
 def test_muon_is_no_sgd(tmp_path):

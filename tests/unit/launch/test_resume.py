@@ -149,6 +149,19 @@ def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy
     assert pending().notes == ["measuring 1 launch again: its record is not the last one that was measured"]
 
 
+def test_records_that_the_chain_does_not_have_are_reused_with_a_word(policy_dir: Path, tmp_path: Path) -> None:
+    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps, "environment": sources}
+    store.write_record(cast("LaunchRecord", record))
+    store.chain.path.unlink()
+    for _ in ("no chain", "one that was begun anew"):
+        pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], fresh=False)
+        (note,) = pending.notes
+        assert note == "reusing 1 launch whose records no intact chain.jsonl has: verify refuses them; --fresh repeats them"
+        store.write_run(example_run([healthy]))
+
+
 @pytest.mark.parametrize("status", ["ok", "crash"])
 def test_further_launches_that_are_outdated_are_removed_and_others_stay(policy_dir: Path, tmp_path: Path, status: str) -> None:
     """They would be among the figures of the cell. A failure stays one, also where fewer launches are asked for."""

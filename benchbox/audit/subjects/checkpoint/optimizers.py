@@ -26,7 +26,7 @@ _MASTER_WORDS = ("master", "fp32")
 _AVERAGES = ("ema", "shadow", "swa", "avg", "average", "averaged", "polyak", "teacher")
 _LIGHTNING_STEPPED = "current_model_state"
 _AVERAGED_COUNT = "n_averaged"  # of torch's `AveragedModel`
-_TORCH = ("maximize", "foreach")  # options that all of torch's optimizers but Muon have
+_TORCH = ("maximize", "foreach")  # options that all of torch's optimizers but LBFGS, Muon and SparseAdam have
 # An option of each optimizer whose arithmetic is known, and the name that it shows. The first one that is there counts.
 _KINDS = {
     "bias_correction": "Adam or AdamW",  # of DeepSpeed, apex and TransformerEngine
@@ -37,6 +37,7 @@ _KINDS = {
     "amsgrad": "Adam or AdamW",
     "dampening": "SGD",
     "maximize": "optimizer of torch",
+    "line_search_fn": "LBFGS",
 }
 _SHARED = frozenset({"amsgrad", "dampening"})  # options that optimizers of other libraries have, too: torchao, for example
 # Row and column of a factored second moment, of transformers and of torch, and how many dimensions of 1 end the row.
