@@ -201,6 +201,23 @@ def test_a_step_that_is_no_number_is_an_unknown_step(tmp_path, count):
     assert {tensor.step_count for tensor in read(tmp_path / "a.pt").stepped} == {None}
 
 
+@pytest.mark.parametrize(("step", "count"), [(3, 3.0), (float("nan"), None)])
+def test_a_stage_of_a_universal_checkpoint_steps_its_own_parameters(tmp_path, step, count):
+    """DeepSpeed puts the parameters of all stages of a pipeline into one folder."""
+    for stage in (0, 1):
+        name = f"{stage}.weight"
+        shapes = [{name: torch.Size([4, 4])}]
+        torch.save({"module": None, "param_shapes": shapes, "buffer_names": []}, tmp_path / f"mp_rank_0{stage}_model_states.pt")
+        torch.save({"weight": torch.ones(4, 4, dtype=BFLOAT16)}, tmp_path / f"layer_0{stage}-model_states.pt")
+        folder = tmp_path / "zero" / name
+        folder.mkdir(parents=True)
+        for key, value in (("fp32", torch.ones(4, 4)), ("exp_avg", torch.zeros(4, 4))):
+            torch.save({"param": value}, folder / f"{key}.pt")
+        torch.save(step, folder / "step.pt")
+    ranks = [[(tensor.name, tensor.live_dtype, tensor.step_count) for tensor in facts.stepped] for facts in read_checkpoint(tmp_path)]
+    assert ranks == [[("0.weight", "bfloat16", count)], [("1.weight", "bfloat16", count)]]
+
+
 @pytest.mark.parametrize("keys", [3, None, [[0], [1]]])
 def test_groups_without_a_list_of_keys_are_no_optimizer(tmp_path, keys):
     model, optimizer = train(adamw, Model())

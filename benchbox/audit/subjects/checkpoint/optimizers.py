@@ -174,7 +174,7 @@ def read_parameter_states(optimizer: Mapping[str, Any], parent: Mapping[Any, Any
                 for state_name, value in _state_of(optimizer, key).items()
                 if isinstance(value, (Tensor, StoredArray))
             },
-            step_count=_step_count(_state_of(optimizer, key).get("step", group.get("step"))),
+            step_count=read_step_count(_state_of(optimizer, key).get("step", group.get("step"))),
             master=masters[index] if masters else None,
             name=name if name is not None else (key if isinstance(key, str) else None),
         )
@@ -226,8 +226,8 @@ def _flatten_tensors(value: object) -> Iterator[Tensor]:
             yield from _flatten_tensors(item)
 
 
-def _step_count(value: object) -> float | None:
-    """Return an optimizer's step count, from a number or a tensor with one element."""
+def read_step_count(value: object) -> float | None:
+    """Return an optimizer's step count, from a number or a tensor with one element; None from anything else."""
     if isinstance(value, StoredArray):
         value = value.read()
     count = None if isinstance(value, Tensor) and value.is_complex() else float_or_none(value)

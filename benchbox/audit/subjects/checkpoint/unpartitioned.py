@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from benchbox.audit.subjects.checkpoint.files import build_rank_checkpoint
-from benchbox.audit.subjects.checkpoint.optimizers import merge_models
+from benchbox.audit.subjects.checkpoint.optimizers import merge_models, read_step_count
 from benchbox.audit.subjects.checkpoint.safe import load_torch_file
 from benchbox.audit.subjects.checkpoint.stored import ElementRange, RankCheckpoint, StoredSteppedTensor, describe_tensor
 from benchbox.audit.subjects.checkpoint.zero import buffer_names, read_model_file, zero_model_files
 from benchbox.errors import DataError
 from benchbox.observer.introspect.names import unwrapped_name
-from benchbox.observer.numerics.expected_update import float_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -49,17 +48,19 @@ def read_unpartitioned(folder: Path) -> list[RankCheckpoint]:
 
 
 def _read_universal(folder: Path, model: Mapping[str, StoredArray], buffers: Collection[str]) -> list[StoredSteppedTensor]:
-    """Read master and state of every parameter. The options of the optimizer are not among them."""
+    """Read master and state of every parameter of a model, or of a pipeline's stage. The optimizer's options are not among
+    them.
+    """
     stepped = []
     for parameter in sorted(path for path in folder.iterdir() if path.is_dir()):
         name = unwrapped_name(parameter.name)
-        if name in buffers:
+        if name not in model or name in buffers:
             continue
         values = {path.stem: _read_value(path) for path in sorted(parameter.glob("*.pt"))}
         if not isinstance(values.get(_MASTER), Tensor):
             raise DataError(f"{parameter}: holds no {_MASTER}.pt with the master of a parameter")
         arrays = {name: describe_tensor(value) for name, value in values.items() if isinstance(value, Tensor)}
-        master, live = arrays.pop(_MASTER), model.get(name)
+        master, live = arrays.pop(_MASTER), model[name]
         stepped.append(
             StoredSteppedTensor(
                 name=name,
@@ -68,10 +69,10 @@ def _read_universal(folder: Path, model: Mapping[str, StoredArray], buffers: Col
                 weight=master,
                 state=arrays,
                 options={},
-                step_count=float_or_none(values.get("step")),
+                step_count=read_step_count(values.get("step")),
                 is_master=True,
-                live=ElementRange(array=live, start=0, stop=live.elements) if live is not None and live.elements else None,
-                live_dtype=None if live is None else live.dtype,
+                live=ElementRange(array=live, start=0, stop=live.elements) if live.elements else None,
+                live_dtype=live.dtype,
                 ndim=master.ndim,
             )
         )
