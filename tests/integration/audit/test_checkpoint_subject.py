@@ -145,6 +145,13 @@ def test_fsdps_shards_are_read_for_the_rank_that_wrote_them(saved, name):
     assert fired(ranks) == set()
 
 
+def test_shards_of_weights_that_were_rounded_when_they_were_saved_have_the_shape_of_their_moments(saved):
+    ranks = read_checkpoint(saved / "fsdp2-copies")
+    assert {tensor.dtype for tensor in stepped(ranks)} == {"unknown"}
+    assert elements(ranks) == ELEMENTS
+    assert fired(ranks) == set()
+
+
 def test_a_file_of_one_ranks_dtensors_holds_its_shard(saved):
     (facts,) = read_checkpoint(saved / "fsdp2-rank1.pt")
     assert {tensor.name: tensor.elements for tensor in facts.stepped} == {name: count // 2 for name, count in ELEMENTS.items()}

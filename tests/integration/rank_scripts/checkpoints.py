@@ -169,6 +169,9 @@ def fsdp(folder: Path, version: int) -> None:
     save(folder / f"fsdp{version}", layers, optimizer)
     if version == 2:
         save(folder / "fsdp2-flat", layers, optimizer, flat=True)
+        weights, state = get_state_dict(layers, optimizer)
+        copies = {name: weight.bfloat16() for name, weight in weights.items()}
+        dcp.save({"model": copies, "optimizer": state}, checkpoint_id=str(folder / "fsdp2-copies"))
         torch.save(
             {"model": layers.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"fsdp2-rank{dist.get_rank()}.pt"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from math import prod
 
 import pytest
 import torch
@@ -126,6 +127,19 @@ def test_factored_moments_are_those_of_the_weight_whose_rows_and_columns_they_ha
     assert facts.missing.get("stepped") is None
 
 
+@pytest.mark.parametrize("kind", [Adafactor, torch.optim.Adafactor])
+def test_factored_moments_tell_the_shape_of_a_weight_that_is_not_shown(tmp_path, kind):
+    """The decay of a matrix that an optimizer steps as a row is judged; these were stepped as matrices."""
+    model = Model()
+    groups = [{"params": [*model.parameters()], "weight_decay": 0.0}, {"params": [], "weight_decay": 0.1}]
+    model, optimizer = train(lambda _: kind(groups), model)
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    for facts in (read(tmp_path / "optimizer.pt"), read_saved(tmp_path, model.bfloat16(), optimizer)):
+        assert [(tensor.shape, tensor.elements) for tensor in facts.stepped] == [(shape, prod(shape)) for shape in shapes]
+        assert "BXP406" not in severities(facts)
+
+
 def test_weights_of_one_shape_are_told_apart_by_the_dtype_of_their_state(tmp_path):
     model = Model().bfloat16()
     model.norm.float()
@@ -214,7 +228,9 @@ def test_a_stage_of_a_universal_checkpoint_steps_its_own_parameters(tmp_path, st
         for key, value in (("fp32", torch.ones(4, 4)), ("exp_avg", torch.zeros(4, 4))):
             torch.save({"param": value}, folder / f"{key}.pt")
         torch.save(step, folder / "step.pt")
-    ranks = [[(tensor.name, tensor.live_dtype, tensor.step_count) for tensor in facts.stepped] for facts in read_checkpoint(tmp_path)]
+    ranks = [
+        [(tensor.name, tensor.live_dtype, tensor.step_count) for tensor in facts.stepped] for facts in read_checkpoint(tmp_path)
+    ]
     assert ranks == [[("0.weight", "bfloat16", count)], [("1.weight", "bfloat16", count)]]
 
 

@@ -110,6 +110,7 @@ def _tensor_shards(tensor: StoredSteppedTensor, rank: int) -> Iterator[StoredSte
         yield replace(
             tensor,
             weight=None if tensor.weight is None else shard,
+            shape=shard.shape if array.shape == tensor.shape else tensor.shape,
             state={name: _shard_at(state, offsets) for name, state in tensor.state.items()},
             live=None if tensor.live is None else _shard_range(tensor.live, offsets),
         )

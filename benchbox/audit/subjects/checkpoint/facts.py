@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import prod
 from typing import TYPE_CHECKING
 
 from benchbox.audit.subjects.checkpoint.numbers import measure_numbers, read_betas
@@ -102,8 +103,7 @@ def _live_tensors(checkpoint: RankCheckpoint, *, buffers: bool) -> Iterator[Live
 
 
 def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
-    # Without the weight itself, a moment tells the shape.
-    shaped = tensor.weight or next((array for array in tensor.state.values() if array.elements > 1), None)
+    shape = tensor.shape if tensor.weight is None else tensor.weight.shape
     live_dtype = tensor.live_dtype if tensor.is_master else (None if tensor.dtype == UNKNOWN else tensor.dtype)
     state = {name: array.dtype for name, array in tensor.state.items()}
     return SteppedTensor(
@@ -111,8 +111,8 @@ def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
         optimizer=tensor.optimizer,
         dtype=tensor.dtype,
         device=_DEVICE,
-        shape=() if shaped is None else shaped.shape,
-        elements=0 if shaped is None else shaped.elements,
+        shape=shape or (),
+        elements=0 if shape is None else prod(shape),
         live=not tensor.is_master and tensor.dtype != UNKNOWN,
         live_dtype=live_dtype,
         live_ndim=tensor.ndim,

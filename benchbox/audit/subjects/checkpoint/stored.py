@@ -71,8 +71,9 @@ class StoredSteppedTensor:
     """One tensor that an optimizer stepped, or a rank's part of it: a master or the weight itself, its state, its options.
 
     `weight` is None where the checkpoint does not store it, or does not show which of its tensors (`candidates`) it is; `dtype`
-    is still known if all candidates have the same. `live` is the weight that a master was rounded into, as far as it is stored.
-    `compensation` is what keeps updates of a 16-bit tensor from being lost, where the checkpoint says so beside the state.
+    is still known if all candidates have the same, and `shape` if its state or a copy shows it. `live` is the weight that a
+    master was rounded into, as far as it is stored. `compensation` is what keeps updates of a 16-bit tensor from being lost,
+    where the checkpoint says so beside the state.
     `state_is_matched` is False where the state may belong to another weight of equal shape, dtypes and options.
     """
 
@@ -81,6 +82,7 @@ class StoredSteppedTensor:
     dtype: str
     weight: StoredArray | None
     candidates: tuple[StoredArray, ...] = ()
+    shape: tuple[int, ...] | None = None
     state: Mapping[str, StoredArray]
     options: Mapping[str, object]
     step_count: float | None
