@@ -80,7 +80,7 @@ def _adam(
     m = (1.0 - beta1) * gradient if exp_avg is None else torch.lerp(exp_avg.float(), gradient, 1.0 - beta1)
     v = (1.0 - beta2) * gradient.square()
     if exp_avg_sq is not None:
-        v.add_(exp_avg_sq, alpha=beta2)
+        v.add_(exp_avg_sq.float(), alpha=beta2)
     has_correction = group.get("bias_correction", True)
     scale = (1.0 - beta2**step) ** 0.5 if has_correction else 1.0
     step_size = lr / (1.0 - beta1**step) if has_correction else lr

@@ -173,7 +173,8 @@ class TensorProbe:
             self.update_dot += dot
 
     def _record_second_moment(self, group: Mapping[str, Any], second_moment: Tensor, with_gradient: Tensor) -> None:
-        elements, nonzero = _count_pairs(with_gradient, second_moment)
+        countable = second_moment.float() if second_moment.itemsize == 1 else second_moment  # torch counts no float8
+        elements, nonzero = _count_pairs(with_gradient, countable)
         if elements:
             self.second_moment_zero.add((elements - nonzero) / elements, elements)
         if (betas := adam_betas(group)) is not None and dtype_name(second_moment) in SIXTEEN_BIT:

@@ -107,6 +107,24 @@ def test_second_moments_that_underflow_are_counted_where_there_is_a_gradient():
     assert observer.facts().stepped[0].numbers.second_moment_zero == pytest.approx(2 / 3)
 
 
+def test_moments_in_float8_are_read_like_others():
+    """torch promotes no float8, and counts none of its elements."""
+
+    def keep_moments_in(dtype):
+        for state in optimizer.state.values():
+            state |= {name: state[name].to(dtype) for name in ("exp_avg", "exp_avg_sq")}
+
+    torch.manual_seed(0)
+    model = layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer.register_step_pre_hook(lambda *_: keep_moments_in(torch.float32))
+    optimizer.register_step_post_hook(lambda *_: keep_moments_in(torch.float8_e5m2))
+    facts = observe_training(model, optimizer)
+    assert facts.problems == ()
+    assert {tensor.state["exp_avg_sq"] for tensor in facts.stepped} == {"float8_e5m2"}
+    assert all(tensor.numbers.updates and tensor.numbers.second_moment_zero is not None for tensor in facts.stepped)
+
+
 def test_moments_that_went_through_bfloat16_are_recognised_by_their_bits():
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
