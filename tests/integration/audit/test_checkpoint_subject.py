@@ -149,7 +149,7 @@ def test_shards_of_weights_that_were_rounded_when_they_were_saved_have_the_shape
     ranks = read_checkpoint(saved / "fsdp2-copies")
     assert {tensor.dtype for tensor in stepped(ranks)} == {"unknown"}
     assert elements(ranks) == ELEMENTS
-    assert fired(ranks) == set()
+    assert fired(ranks) == {"BXP602"}, "the buffer of rotary frequencies was rounded, too"
 
 
 def test_a_file_of_one_ranks_dtensors_holds_its_shard(saved):

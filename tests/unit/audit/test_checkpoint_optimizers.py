@@ -163,6 +163,32 @@ def test_bfloat16_weights_beside_float32_moments_of_torch_are_not_what_was_stepp
     assert "does not show the weights" in judgement.not_judged["BXP101"]
 
 
+def test_rounded_weights_of_one_shape_are_not_taken_for_stepped_ones_where_nothing_tells_them_apart(tmp_path):
+    model, optimizer = train(lambda parameters: torch.optim.AdamW([{"params": [p], "lr": 1e-3} for p in parameters]), Model())
+    optimizer.param_groups[1]["lr"] = 1e-4  # of inner.bias: norm.weight and norm.bias are as long
+    save_file(model.bfloat16().state_dict(), tmp_path / "model.safetensors")  # in another order
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    facts = read(tmp_path)
+    assert "parameter 1" in dtypes(facts)
+    assert set(dtypes(facts).values()) == {"unknown"}
+
+
+@pytest.mark.parametrize(("build", "name"), [(adamw, "kahan_comp"), (adamw, "master"), (lambda p: _AdamW(p), "kahan_comp")])
+def test_state_that_keeps_updates_from_being_lost_answers_for_bfloat16_weights_of_any_optimizer(tmp_path, build, name):
+    model, optimizer = train(build, Model().bfloat16())
+    for state in optimizer.state.values():
+        state |= {key: state[key].float() for key in ("exp_avg", "exp_avg_sq")} | {name: state["exp_avg"].float()}
+    facts = read_saved(tmp_path, model, optimizer)
+    assert set(dtypes(facts).values()) == {"bfloat16"}
+    assert all(name in tensor.compensation for tensor in facts.stepped)
+    assert not {"BXP101", "BXP604"} & severities(facts).keys()
+
+
+def test_weights_at_the_top_of_a_distributed_checkpoint_keep_their_names_beside_a_second_model(tmp_path):
+    dcp.save({"w": torch.ones(2), "other": {"w": torch.ones(2)}}, checkpoint_id=tmp_path, no_dist=True)
+    assert {parameter.name for parameter in read(tmp_path).parameters} == {"w", "other.w"}
+
+
 def test_parameters_that_never_had_a_gradient_are_the_weights_that_no_other_one_is(tmp_path):
     model = Model()
     model.head.requires_grad_(requires_grad=False)
