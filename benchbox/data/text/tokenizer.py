@@ -90,6 +90,7 @@ class FileTokenizer:
         for name, content in contents.items():
             if content and ids[name] is None:
                 raise DataError(f"{config}: {name}_token is {content!r}, which the tokenizer beside it lacks")
-        if not settings.get("add_bos_token", self._tokenizer.encode("").ids[:1] == [ids["bos"]]):
+        adds_bos = settings.get("add_bos_token")
+        if not (self._tokenizer.encode("").ids[:1] == [ids["bos"]] if adds_bos is None else adds_bos):
             ids["bos"] = None
         return ids

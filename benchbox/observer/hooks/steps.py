@@ -88,7 +88,7 @@ class StepSegmenter:
                 note_traced_step()
                 return None
             if is_capturing():
-                self._note_capture(optimizer)
+                self._run(None, lambda: self._note_capture(optimizer))
                 return None
             frame = sys._getframe(1)  # noqa: SLF001 (`inspect` reads every source file)
             arguments: Arguments | None = self._run(0, lambda: self._before(optimizer, frame, args, kwargs))
@@ -125,7 +125,7 @@ class StepSegmenter:
         return "the step is captured in a CUDA graph: not observed" if captured else None
 
     def _note_capture(self, optimizer: Optimizer) -> None:
-        if self._handles and len(optimizer_chain(optimizer)) == 1:
+        if len(optimizer_chain(optimizer)) == 1:
             self._captured.add(id(optimizer))
 
     def _run(self, index: int | None, action: Callable[[], Any]) -> Any:

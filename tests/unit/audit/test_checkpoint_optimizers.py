@@ -108,14 +108,19 @@ def test_quantised_state_of_torchao_is_read(tmp_path):
     assert (entry.tensors, entry.elements, entry.bytes) == (2, weights, weights + 4 * blocks + 2 * table_bytes)
 
 
-def test_state_that_bitsandbytes_nests_is_read(tmp_path):
-    weight = torch.randn(8, 8)
+@pytest.mark.parametrize(("dtype", "severity"), [(torch.float32, None), (BFLOAT16, "error")])
+def test_state_that_bitsandbytes_nests_is_read_and_tells_that_it_steps_the_weights_themselves(tmp_path, dtype, severity):
+    weight = torch.randn(8, 8).to(dtype)
     nested = {"state1": torch.zeros(8, 8, dtype=torch.uint8), "absmax1": torch.zeros(1)}
     group = {"params": [0], "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-    optimizer = {"state": {0: {"step": 3, "quantised": nested}}, "param_groups": [group]}
+    optimizer = {"state": {0: {"step": 3, "__bnb_optimizer_quant_state__": nested}}, "param_groups": [group]}
     torch.save({"model": {"w": weight}, "optimizer": optimizer}, tmp_path / "a.pt")
-    (tensor,) = read(tmp_path / "a.pt").stepped
+    facts = read(tmp_path / "a.pt")
+    (tensor,) = facts.stepped
     assert (tensor.name, tensor.state) == ("w", {"state1": "uint8", "absmax1": "float32"})
+    assert tensor.optimizer == "optimizer of bitsandbytes"
+    assert facts.opaque == ()
+    assert severities(facts).get("BXP101") == severity
 
 
 @pytest.mark.parametrize("kind", [Adafactor, torch.optim.Adafactor])

@@ -81,6 +81,21 @@ def test_an_optimizer_that_steps_only_in_a_graph_is_unknown(monkeypatch) -> None
     assert judge([facts]).findings == ()
 
 
+def test_an_optimizer_whose_attributes_raise_is_captured_as_without_the_observer(monkeypatch) -> None:
+    class Guarding(torch.optim.SGD):
+        @property
+        def inner(self):
+            raise RuntimeError("not before the warm-up")
+
+    model, _ = training()
+    optimizer = Guarding(model.parameters(), lr=1e-2, foreach=True)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with StepObserver(source="command", steps=6) as observer:
+        step(model, optimizer, monkeypatch)
+    assert not any(map(torch.equal, before, model.parameters()))
+    assert len(observer.facts().problems) == 1
+
+
 def test_of_two_optimizers_the_one_that_steps_only_in_a_graph_is_opaque(monkeypatch) -> None:
     observed, captured = training(), training()
     with StepObserver(source="command", steps=6) as observer:

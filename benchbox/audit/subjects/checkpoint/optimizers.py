@@ -39,6 +39,7 @@ _KINDS = {
     "maximize": "optimizer of torch",
     "line_search_fn": "LBFGS",
 }
+_OF_BITSANDBYTES = "state1"  # its name for the first moment
 _SHARED = frozenset({"amsgrad", "dampening"})  # options that optimizers of other libraries have, too: torchao, for example
 # Row and column of a factored second moment, of transformers and of torch, and how many dimensions of 1 end the row.
 _FACTORS = (("exp_avg_sq_row", "exp_avg_sq_col", 0), ("row_var", "col_var", 1))
@@ -185,6 +186,8 @@ def read_parameter_states(optimizer: Mapping[str, Any], parent: Mapping[Any, Any
 def optimizer_kind(optimizer: Sequence[ParameterState]) -> str:
     """Return the class of an optimizer as far as its options tell: no state dictionary names it."""
     options = optimizer[0].options if optimizer else {}
+    if _is_of_bitsandbytes(optimizer):
+        return "optimizer of bitsandbytes"
     if not has_known_arithmetic(optimizer):
         return "optimizer"
     kind = next((kind for option, kind in _KINDS.items() if option in options), "optimizer")
@@ -193,7 +196,12 @@ def optimizer_kind(optimizer: Sequence[ParameterState]) -> str:
 
 def has_known_arithmetic(optimizer: Sequence[ParameterState]) -> bool:
     """Return whether an optimizer keeps no masters and compensates no rounding but by state of the usual names."""
-    return not optimizer or any(option in optimizer[0].options for option in _KINDS.keys() - _SHARED)
+    by_options = not optimizer or any(option in optimizer[0].options for option in _KINDS.keys() - _SHARED)
+    return by_options or _is_of_bitsandbytes(optimizer)
+
+
+def _is_of_bitsandbytes(optimizer: Sequence[ParameterState]) -> bool:
+    return any(_OF_BITSANDBYTES in parameter.state for parameter in optimizer)
 
 
 def weight_decay_groups(optimizer: Mapping[str, Any]) -> list[tuple[float, int]]:

@@ -146,7 +146,9 @@ def read_model_file(path: Path) -> Mapping[str, Any]:
         names = {str(name) for group in shapes for name in group}
         value |= {"module": {name: tensor for name, tensor in _read_layers(path.parent).items() if name in names}}
     if not is_model_state(value.get("module")):
-        raise DataError(f"{path}: holds no model of DeepSpeed; stages of a pipeline are read with ZeRO only")
+        is_stage = any(_LAYER_FILE.match(file.name) for file in path.parent.iterdir())
+        hint = "; stages of a pipeline are read with ZeRO only" if is_stage else ""
+        raise DataError(f"{path}: holds no model of DeepSpeed{hint}")
     state: dict[str, Any] = {"param_shapes": None, **value}
     return state
 

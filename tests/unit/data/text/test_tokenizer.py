@@ -89,12 +89,13 @@ def test_a_tokenizer_that_transformers_saved_is_read_with_the_same_ids(tmp_path)
     assert (ours.pad, ours.eos, ours.bos) == (theirs.pad_token_id, theirs.eos_token_id, theirs.bos_token_id)
 
 
+@pytest.mark.parametrize("further", [{}, {"add_bos_token": None}])
 @pytest.mark.parametrize("special", ["<bos>", "<s>"])
-def test_a_text_begins_as_with_transformers_where_the_file_beside_it_names_a_begin(tmp_path, spec, special):
+def test_a_text_begins_as_with_transformers_where_the_file_beside_it_names_a_begin(tmp_path, spec, special, further):
     """The tokenizer puts it before a text, or, like SmolVLM's, does not."""
     from transformers import AutoTokenizer
 
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special, "pad_token": "<pad>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special, "pad_token": "<pad>", **further}
     path = write_tokenizer(tmp_path, special=("<pad>", special), config=config)
     tokens, mask = encode_prompt(FileTokenizer(path, 300), replace(spec, prompt_end=""), "open the drawer", None)
     theirs = AutoTokenizer.from_pretrained(tmp_path).encode("open the drawer\n", truncation=False)
