@@ -132,7 +132,7 @@ def test_a_diverged_cell_loses_its_ratio_and_fails_the_gate():
     comparisons = compared_cells(cells, {"backend": "single", "world_size": 1, "batch": 4}, axes)
     (comparison,) = comparisons.values()
     assert comparison.verdict == "incomparable"
-    assert comparison.reason.startswith(f"ddp 2 2 is diverged: {reason}")
+    assert comparison.reason.startswith(f"ddp world_size=2 batch=2 is diverged: {reason}")
     rows = gate(run, cells, BaselineLookup(None, None))
     assert [(row.actual, row.verdict) for row in rows] == [("ok", "ok"), ("diverged", "breach")]
     assert rows[1].note.startswith(reason)
