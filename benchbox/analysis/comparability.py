@@ -26,7 +26,7 @@ from benchbox.analysis.run_environments import (
     value_text,
     without_threads,
 )
-from benchbox.analysis.summary import MISSING, label
+from benchbox.analysis.summary import MISSING, short_label
 from benchbox.registry.metrics import metric_by_name
 
 if TYPE_CHECKING:
@@ -267,4 +267,4 @@ def _controlled_values(record: LaunchRecord, axis: Collection[str]) -> dict[str,
 
 
 def _name(summary: CellSummary, axis: Collection[str]) -> str:
-    return label(summary.cell, axis).removeprefix("backend=")
+    return short_label(summary.cell, axis)

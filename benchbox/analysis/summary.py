@@ -295,6 +295,11 @@ def label(cell: CellDict, fields: Iterable[str]) -> str:
     return " ".join([f"{field}={matrix_text(cell.get(field))}" for field in fields]) or f"backend={cell['backend']}"
 
 
+def short_label(cell: CellDict, fields: Iterable[str]) -> str:
+    """Return `label`, in which a backend that comes first is its name alone: `zero2 cams=4`."""
+    return label(cell, fields).removeprefix("backend=")
+
+
 def matrix_text(value: Any) -> str:
     """Return a value of a cell as it is written in a matrix."""
     if isinstance(value, str):

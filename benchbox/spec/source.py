@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -221,12 +222,15 @@ def _text(raw: bytes, label: str) -> str:
 
 def _unknown_version_or_character(text: str, label: str, position: str | None) -> Problem:
     version = re.search(r"^%YAML.*", text, re.MULTILINE)
-    match = version or re.search(r"\\U[0-9A-Fa-f]{8}", text)
+    characters = re.finditer(r"\\U([0-9A-Fa-f]{8})", text)
+    match = version or next((character for character in characters if int(character[1], 16) > sys.maxunicode), None)
     start = match.start() if match else 0
     where = position or f"{label}:{text.count(chr(10), 0, start) + 1}:{start - text.rfind(chr(10), 0, start)}"
     if version:
         return Problem(where, f"not YAML: unknown version {version[0][5:].strip()}", "write %YAML 1.2, or remove the line")
-    return Problem(where, "not YAML: there is no such character", "write it as itself")
+    if match:
+        return Problem(where, "not YAML: there is no such character", "write it as itself")
+    return Problem(where, "not YAML")
 
 
 def _not_yaml(error: YAMLError, text: str, label: str, position: str | None) -> Problem:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.answers import SETUP_FIELDS
-from benchbox.analysis.summary import label, matrix_text
+from benchbox.analysis.summary import label, matrix_text, short_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class BarNames:
         return label(summary.cell, self._context) if self._context else ""
 
     def name(self, summary: CellSummary) -> str:
-        return label(summary.cell, self._series).removeprefix("backend=")
+        return short_label(summary.cell, self._series)
 
     def colour(self, summary: CellSummary) -> str:
         return f"s{self._names.index(self.name(summary))}"
@@ -92,7 +92,7 @@ def series_values(summaries: Sequence[CellSummary], field: str | None) -> list[s
 
 def series_of(summary: CellSummary, field: str | None) -> str:
     """Return the series that a cell belongs to."""
-    return "" if field is None else label(summary.cell, [field]).removeprefix("backend=")
+    return "" if field is None else short_label(summary.cell, [field])
 
 
 def setup_name(summary: CellSummary, axes: Sequence[str], field: str | None) -> str:

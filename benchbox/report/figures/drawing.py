@@ -156,8 +156,8 @@ def new_figure(palette: Palette, rows: int = 1, columns: int = 1, *, size: tuple
 
 def shortened(text: str, length: int) -> str:
     """Return a text with an ellipsis in place of the middle of one that is longer: names of files differ at their ends."""
-    kept = length - 1
-    return text if len(text) <= length else f"{text[: kept // 2]}\N{HORIZONTAL ELLIPSIS}{text[-(kept - kept // 2) :]}"
+    start, end = (length - 1) // 2, length // 2
+    return text if len(text) <= length else f"{text[:start]}\N{HORIZONTAL ELLIPSIS}{text[-end:]}"
 
 
 def name_rows(figure: Figure, panel: Axes, palette: Palette, heading: str, names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.summary import label
+from benchbox.analysis.summary import short_label
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
 from benchbox.report.figures.bars import Bar, BarPart, bar_drawing
 from benchbox.report.figures.cells import BarNames, launches_note
@@ -61,7 +61,7 @@ def phase_notes(cells: ReportCells) -> tuple[str, ...]:
         for record in summary.ok[:1]:
             for phase, reason in record["fused_phases"].items():
                 fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(summary.cell["backend"])
-        name = label(summary.cell, cells.axes).removeprefix("backend=")
+        name = short_label(summary.cell, cells.axes)
         step, wait = summary.mean_step_s(), summary.phases.get("data_wait", 0.0)
         if step is not None and wait > NOTICEABLE_WAIT * step:
             waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((name, wait / step))

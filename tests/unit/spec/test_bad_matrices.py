@@ -37,7 +37,7 @@ APPENDED = [
     ),
     ("seed: =", "m.yaml:8:7: '=' reads as a value; put it in quotes"),
     (f"seed: 0x{'f' * 5000}", f"m.yaml:8:7: '0x{'f' * 38}' cannot be read as int"),
-    ('seed: "\\U00110000"', "m.yaml:8:8: not YAML: there is no such character; write it as itself"),
+    ('size: "\\U0001F600"\nseed: "\\U00110000"', "m.yaml:9:8: not YAML: there is no such character; write it as itself"),
     (": 3", "m.yaml:8:1: a key is empty; write one before the colon"),
     ("cams: 1.5", "m.yaml:8:7: cams must be a whole number, not 1.5"),
     ("cams: true", "m.yaml:8:7: cams must be a whole number, not true"),

@@ -6,11 +6,11 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING
 
-from benchbox.audit.subjects.checkpoint.numbers import measure_numbers, read_betas
+from benchbox.audit.subjects.checkpoint.numbers import measure_numbers
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN
 from benchbox.observer.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
 from benchbox.observer.introspect.masters import compensating_state
-from benchbox.observer.numerics.expected_update import float_or_none
+from benchbox.observer.numerics.expected_update import adam_betas, float_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,7 +118,7 @@ def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
         live_ndim=tensor.ndim,
         covers=tensor.covers,
         lr=float_or_none(tensor.options.get("lr")),
-        betas=read_betas(tensor.options),
+        betas=adam_betas(tensor.options),
         eps=float_or_none(tensor.options.get("eps")),
         weight_decay=float_or_none(tensor.options.get("weight_decay")),
         decoupled_decay=_bool_or_none(tensor.options.get("decoupled_weight_decay")),

@@ -77,8 +77,9 @@ def read_file(path: Path) -> list[RankCheckpoint]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder, of one format: where a model was saved in both, safetensors. Averages beside
-    the model are left out.
+    """Return the files of weights in a folder, of one format, without averages.
+
+    Where a model was saved in both formats, they are those of safetensors.
     """
     files = next((files for pattern in _MODELS if (files := sorted(folder.glob(pattern)))), [])
     return [path for path in files if not is_average(path.stem)] or files

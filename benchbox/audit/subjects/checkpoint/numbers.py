@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.observer.facts import SIXTEEN_BIT, UpdateStatistics
-from benchbox.observer.numerics.expected_update import differing_share, float_or_none
+from benchbox.observer.numerics.expected_update import adam_betas, differing_share
 from benchbox.observer.numerics.probes import WeightedShare
 from benchbox.observer.numerics.rounding import bf16_valued_share, stalled_share
 
@@ -26,7 +26,7 @@ _HISTORY = ("exp_avg_sq", "exp_avg", "momentum_buffer")
 
 def measure_numbers(tensor: StoredSteppedTensor) -> UpdateStatistics:
     """Measure traces of rounding in a stepped tensor and its state, and the difference between master and live weight."""
-    second_moment, betas = tensor.state.get("exp_avg_sq"), read_betas(tensor.options)
+    second_moment, betas = tensor.state.get("exp_avg_sq"), adam_betas(tensor.options)
     stalled = None
     if second_moment is not None and second_moment.dtype in SIXTEEN_BIT and betas is not None:
         stalled = stalled_share(second_moment.read(), betas[1])
@@ -36,13 +36,6 @@ def measure_numbers(tensor: StoredSteppedTensor) -> UpdateStatistics:
         bf16_valued=_bf16_valued(tensor),
         live_differs=_live_differs(tensor),
     )
-
-
-def read_betas(options: Mapping[str, object]) -> tuple[float, float] | None:
-    """Return the first two betas among the options of an optimizer; None where it has no such numbers."""
-    betas = options.get("betas")
-    values = [float_or_none(beta) for beta in betas[:2]] if isinstance(betas, (tuple, list)) else []
-    return (values[0], values[1]) if len(values) == 2 and values[0] is not None and values[1] is not None else None
 
 
 def _bf16_valued(tensor: StoredSteppedTensor) -> dict[str, float]:

@@ -48,9 +48,7 @@ def read_unpartitioned(folder: Path) -> list[RankCheckpoint]:
 
 
 def _read_universal(folder: Path, model: Mapping[str, StoredArray], buffers: Collection[str]) -> list[StoredSteppedTensor]:
-    """Read master and state of every parameter of a model, or of a pipeline's stage. The optimizer's options are not among
-    them.
-    """
+    """Read master and state of every parameter of a model, or of a pipeline's stage; there are no options of an optimizer."""
     stepped = []
     for parameter in sorted(path for path in folder.iterdir() if path.is_dir()):
         name = unwrapped_name(parameter.name)
