@@ -24,6 +24,7 @@ PART_ELEMENTS = 2**18  # of which threads take one after another: few enough tha
 _FLAGS = (
     "-O3",
     "-fno-math-errno",
+    "-fno-trapping-math",  # comparisons of floats may be made in vectors
     "-ffp-contract=off",
     "-fopenmp-simd",
     "-shared",
