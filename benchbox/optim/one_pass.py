@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 
 from benchbox.errors import reason_of
 from benchbox.optim.fused import fused_step
+from benchbox.optim.native import AdamWJob
 from benchbox.optim.passes import announced, is_dense, native_functions, step_adamw, supports_native
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -28,13 +30,22 @@ if TYPE_CHECKING:
 
 
 class _SteppedChunk(NamedTuple):
-    """A chunk that the pass supports: its state, and gradient and live weights of the whole parameter, flat."""
+    """A chunk that the pass supports: its state, and gradient and live weights of the whole parameter."""
 
     chunk: ParameterChunk
     masters: tuple[Tensor, Tensor, Tensor]  # with the moments
     gradient: Tensor
     live: Tensor
     step_count: Tensor
+
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Return where master, exp_avg, exp_avg_sq, gradient and live weights of this chunk begin.
+
+        Not by views of gradient and weights: on a GPU these took longer than the kernel, on a CPU a hundredth of the pass.
+        """
+        offset = 2 * (self.chunk.start or 0)  # bytes of bfloat16
+        master, exp_avg, exp_avg_sq = (tensor.data_ptr() for tensor in self.masters)
+        return master, exp_avg, exp_avg_sq, self.gradient.data_ptr() + offset, self.live.data_ptr() + offset
 
 
 _log = logging.getLogger(__name__)
@@ -74,39 +85,44 @@ def _step_on_cpu(
     steps = [stepped.step_count.item() for stepped in supported]
     coefficients = {step: (divisor_value, *_coefficients(group, step)) for step in set(steps)}
     jobs = [
-        ((*masters, chunk.slice(gradient), chunk.slice(live)), coefficients[step])
-        for (chunk, masters, gradient, live, _), step in zip(supported, steps, strict=True)
+        AdamWJob(stepped.masters[0].numel(), *stepped.addresses(), *coefficients[step])
+        for stepped, step in zip(supported, steps, strict=True)
     ]
-    step_adamw(functions, jobs)
+    with _tensors_announced(supported):
+        step_adamw(functions, jobs)
     return remaining
 
 
 def _step_on_gpu(
     inner: Optimizer, group: dict[str, Any], chunks: list[ParameterChunk], divisor: Tensor | None
 ) -> list[ParameterChunk]:
-    """Step the chunks by addresses: views of gradients and weights took most of the host's time, longer than the kernel's."""
     from benchbox.optim import triton_adamw
 
     supported, remaining = _split_supported(inner, chunks)
     if not supported:
         return remaining
-    rows = []
-    for chunk, (master, exp_avg, exp_avg_sq), gradient, live, step_count in supported:
-        offset = 2 * (chunk.start or 0)  # bytes of bfloat16
-        addresses = master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr()
-        halves = gradient.data_ptr() + offset, live.data_ptr() + offset
-        rows.append(triton_adamw.StepRow(*addresses, *halves, step_count.data_ptr(), master.numel()))
+    rows = [
+        triton_adamw.StepRow(*stepped.addresses(), stepped.step_count.data_ptr(), stepped.masters[0].numel())
+        for stepped in supported
+    ]
     device = chunks[0].master.device
     options = triton_adamw.AdamWOptions(*map(float, (group["lr"], *group["betas"], group["eps"], group["weight_decay"])))
     divisor = torch.ones((), dtype=torch.float32, device=device) if divisor is None else divisor.to(device)
+    with _tensors_announced(supported), torch.cuda.device(device):
+        triton_adamw.step_adamw(rows, options, divisor)  # Triton launches on the current device
+    return remaining
+
+
+@contextmanager
+def _tensors_announced(supported: Sequence[_SteppedChunk]) -> Iterator[None]:
+    """Run a pass inside the with block, and tell its listeners and autograd which tensors it reads and writes."""
     masters = [tensor for stepped in supported for tensor in stepped.masters]
     gradients = {id(stepped.gradient): stepped.gradient for stepped in supported}.values()
     written = [*masters, *{id(stepped.live): stepped.live for stepped in supported}.values()]
-    with announced("adamw", lambda: ([*masters, *gradients], written)), torch.cuda.device(device):
-        triton_adamw.step_adamw(rows, options, divisor)  # Triton launches on the current device
+    with announced("adamw", lambda: ([*masters, *gradients], written)):
+        yield
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
     torch.autograd.graph.increment_version(written)
-    return remaining
 
 
 @cache
@@ -161,26 +177,21 @@ def _split_supported(inner: Optimizer, chunks: Iterable[ParameterChunk]) -> tupl
 
 
 def _gradient_and_live(parameter: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return gradient and live weights of a parameter, flat, or None if the pass does not support them.
-
-    A chunk of a gradient with another memory layout would be a copy of the full gradient.
-    """
+    """Return gradient and live weights of a parameter, or None if the pass does not support them."""
     gradient, live = parameter.grad, parameter.detach()
     if gradient is None or not gradient.dtype == live.dtype == torch.bfloat16 or not (is_dense(gradient) and is_dense(live)):
         return None
-    return gradient.view(-1), live.view(-1)
+    return gradient, live
 
 
 def _supports(stepped: _SteppedChunk) -> bool:
     """Return whether all tensors are where and what the pass takes them for: it knows their addresses alone."""
     device = stepped.masters[0].device
-    is_native = device.type == "cpu"
+    supports = supports_native if device.type == "cpu" else is_dense
     for tensor in (*stepped.masters, stepped.step_count):
         if tensor.dtype != torch.float32 or tensor.device != device:
             return False
-    return stepped.live.device == device and all(
-        supports_native(tensor) if is_native else is_dense(tensor) for tensor in stepped.masters
-    )
+    return stepped.live.device == device and all(map(supports, stepped.masters))
 
 
 def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:
@@ -211,7 +222,8 @@ def _matches_torch(functions: ctypes.CDLL) -> bool:
     with torch.no_grad():
         fused_step(inner, torch.tensor(divisor, dtype=torch.float32, device="cpu"))
     coefficients = divisor, *_coefficients(inner.param_groups[0], step + 1)
-    step_adamw(functions, [((master, exp_avg, exp_avg_sq, gradient, live), coefficients)])
+    addresses = [tensor.data_ptr() for tensor in (master, exp_avg, exp_avg_sq, gradient, live)]
+    step_adamw(functions, [AdamWJob(grid.numel(), *addresses, *coefficients)])
     pairs = (
         (master, reference),
         (exp_avg, state["exp_avg"]),

@@ -51,15 +51,9 @@ def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
     return math.fsum(sums)
 
 
-def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], Sequence[float]]]) -> None:
-    """Step each (master, exp_avg, exp_avg_sq, gradient, live weight) with its coefficients, in the order of `native.c`."""
-    jobs = (AdamWJob * len(steps))(
-        *[AdamWJob(tensors[0].numel(), *map(torch.Tensor.data_ptr, tensors), *coefficients) for tensors, coefficients in steps]
-    )
-    with announced("adamw", lambda: _read_and_written([tensors for tensors, _ in steps])):
-        functions.adamw(jobs, len(jobs), torch.get_num_threads())
-    # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
-    torch.autograd.graph.increment_version([tensor for (*masters, _, live), _ in steps for tensor in (*masters, live)])
+def step_adamw(functions: ctypes.CDLL, jobs: Sequence[AdamWJob]) -> None:
+    """Step the elements of each job, on torch's threads."""
+    functions.adamw((AdamWJob * len(jobs))(*jobs), len(jobs), torch.get_num_threads())
 
 
 @contextmanager
@@ -73,10 +67,3 @@ def announced(name: str, tensors: Callable[[], tuple[Iterable[Tensor], Iterable[
         yield
     for listener in pass_listeners:
         listener(*tensors())
-
-
-def _read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors that a step of AdamW reads (all but the live weights) and those that it writes (all but gradients)."""
-    read = [tensor for *masters, gradient, _ in steps for tensor in (*masters, gradient)]
-    written = [tensor for *masters, _, live in steps for tensor in (*masters, live)]
-    return read, written

@@ -253,8 +253,10 @@ def test_a_pass_that_rounds_otherwise_than_this_torch_is_not_used(
     one_pass._matches_torch.cache_clear()
     through = one_pass.step_adamw
 
-    def off_by_a_bit(functions: Any, steps: Any) -> None:
-        through(functions, [(tensors, (*numbers[:-1], numbers[-1] * (1 + 2**-20))) for tensors, numbers in steps])
+    def off_by_a_bit(functions: Any, jobs: Any) -> None:
+        for job in jobs:
+            job.step_size *= 1 + 2**-20
+        through(functions, jobs)
 
     monkeypatch.setattr(one_pass, "step_adamw", off_by_a_bit)
     optimizers = pair()
