@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,12 +37,12 @@ DIVISORS = [
 def step(
     gradient: Tensor, exp_avg_sq: Tensor, divisor: float, bias_correction2_sqrt: float, beta2: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the divided gradients, and 1 / sqrt(second moment / bias correction) of a step that leaves that moment as it is."""
+    """Return the divided gradients and the updates by them, of a step that leaves the second moments as they are."""
     functions = library()
     assert functions is not None
     master, exp_avg, live = torch.zeros_like(exp_avg_sq), torch.zeros_like(exp_avg_sq), torch.zeros_like(gradient)
     addresses = [tensor.data_ptr() for tensor in (master, exp_avg, exp_avg_sq, gradient, live)]
-    coefficients = divisor, 1.0, 1.0, beta2, 1.0 - beta2, bias_correction2_sqrt, 0.0, 1.0
+    coefficients = divisor, 1.0, 1.0, 1.0, 0.0, correction, 0.0, 1.0
     step_adamw(functions, [AdamWJob(gradient.numel(), *addresses, *coefficients)])
     return exp_avg, master
 
@@ -97,8 +97,8 @@ def test_roots_are_corrected_as_torch_corrects_them(beta2: float, step_count: in
     exp_avg_sq[:4] = torch.tensor([0.0, 1e-45, math.inf, 3.4e38])
     gradient = torch.ones(exp_avg_sq.shape, dtype=torch.bfloat16)
     _, master = step(gradient, exp_avg_sq.clone(), 1.0, correction)
-    with numpy.errstate(divide="ignore"):  # torch's own root of a tensor may be wrong by a unit in the last place
-        expected = numpy.float32(-1.0) / (numpy.sqrt(exp_avg_sq.numpy()) / numpy.float32(correction))
+    with np.errstate(divide="ignore"):  # torch's own root of a tensor may be wrong by a unit in the last place
+        expected = np.float32(-1.0) / (np.sqrt(exp_avg_sq.numpy()) / np.float32(correction))
     assert_same(master, torch.from_numpy(expected))
 
 
