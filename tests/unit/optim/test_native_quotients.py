@@ -34,9 +34,7 @@ DIVISORS = [
 ]
 
 
-def step(
-    gradient: Tensor, exp_avg_sq: Tensor, divisor: float, bias_correction2_sqrt: float, beta2: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def step(gradient: Tensor, exp_avg_sq: Tensor, divisor: float, correction: float) -> tuple[Tensor, Tensor]:
     """Return the divided gradients and the updates by them, of a step that leaves the second moments as they are."""
     functions = library()
     assert functions is not None
