@@ -88,7 +88,7 @@ def test_tiny_gradients_are_wrong_by_a_unit_in_the_last_place_at_most() -> None:
 @pytest.mark.parametrize("beta2", [0.95, 0.999, 0.9999999])
 @pytest.mark.parametrize("step_count", [1, 2, 7, 1000, 10**6])
 def test_roots_are_corrected_as_torch_corrects_them(beta2: float, step_count: int) -> None:
-    """Of second moments of every size, zero, subnormal and infinite ones."""
+    """Second moments of every size, also zero, subnormal and infinite ones."""
     correction = math.sqrt(1.0 - beta2**step_count)
     bits = torch.randint(0, 0x7F800000, (2**16,), generator=torch.Generator().manual_seed(step_count), dtype=torch.int32)
     exp_avg_sq = bits.view(torch.float32)
