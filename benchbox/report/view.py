@@ -300,9 +300,10 @@ def _sampling(run: Run, summaries: Sequence[CellSummary]) -> str:
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
         "A ratio is the median over all pairs of launches of common rounds, and its interval has the ratios that an exact "
-        f"permutation test of the launches does not reject at {100 * criteria.alpha:.2g}%. A pair is settled when the test, "
-        "corrected for the number of pairs by Holm's procedure, rejects equality and the ratio is at least "
-        f"{100 * criteria.relevant:.3g}% from 1, or if an interval for all pairs at once is within that.{looks}"
+        "permutation test of the launches, or one for unequal scatter (Welch), does not reject at "
+        f"{100 * criteria.alpha:.2g}%. A pair is settled when the tests, corrected for the number of pairs by Holm's "
+        f"procedure, reject equality and the ratio is at least {100 * criteria.relevant:.3g}% from 1, or if an "
+        f"interval for all pairs at once is within that.{looks}"
     )
 
 

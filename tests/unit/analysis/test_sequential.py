@@ -40,7 +40,7 @@ def wrong_verdicts(looks, *, alpha, repetitions=500):
 
 def test_looking_four_times_is_wrong_as_rarely_as_looking_once_and_without_spending_it_is_not():
     """With 500 repetitions of a rate of 1%, chance gives up to 10 (99 of 100 times)."""
-    looks = (5, 6, 7, 8)
+    looks = (5, 7, 9, 11)
     spent, unspent = wrong_verdicts(looks, alpha=ALPHA / len(looks)), wrong_verdicts(looks, alpha=ALPHA)
     assert spent <= 10 < unspent
 

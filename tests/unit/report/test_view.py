@@ -355,7 +355,7 @@ def test_the_method_section_is_the_metrics_declarations(example):
     assert "launched 1 to 2 times, of 2 planned" in example.sampling  # a cell that ran out of memory once
     assert "1 warm-up step," in example.sampling
     assert "does not reject at 1%." in example.sampling
-    assert "rejects equality and the ratio is at least 2% from 1," in example.sampling
+    assert "reject equality and the ratio is at least 2% from 1," in example.sampling
     launches_of = {entry.name: entry.launches for entry in example.method}
     assert launches_of["step_time_s"] == "the median launch"
     assert launches_of["peak_allocated_bytes"] == launches_of["status"] == "the worst launch"
