@@ -228,6 +228,18 @@ def test_muon_is_no_sgd(tmp_path):
     assert read_saved(tmp_path, model, optimizer).optimizer_chain == ("Muon",)
 
 
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({}, "Adam or AdamW"), ({"max_coeff": 10.0, "min_coeff": 0.01}, "Lamb"), ({"grad_averaging": True}, "Lamb or NovoGrad")],
+)
+def test_lamb_is_no_adam(tmp_path, options, kind):
+    """The options are those of the fused classes of DeepSpeed and apex, which run on GPUs only."""
+    model, optimizer = train(adamw, Model())
+    known = {name: optimizer.param_groups[0][name] for name in ("params", "lr", "betas", "eps", "weight_decay")}
+    optimizer.param_groups[0] = known | {"bias_correction": True} | options
+    assert read_saved(tmp_path, model, optimizer).optimizer_chain == (kind,)
+
+
 @pytest.mark.parametrize("betas", [None, (), (None, 0.999), "0.9", (0.9, 0.99, 0.999), [0.9], {"a": 1}])
 def test_options_that_are_no_pair_of_betas_are_read_past(tmp_path, betas):
     model, optimizer = train(adamw, Model())

@@ -29,6 +29,8 @@ _AVERAGED_COUNT = "n_averaged"  # of torch's `AveragedModel`
 _TORCH = ("maximize", "foreach")  # options that all of torch's optimizers but LBFGS, Muon and SparseAdam have
 # An option of each optimizer whose arithmetic is known, and the name that it shows. The first one that is there counts.
 _KINDS = {
+    "max_coeff": "Lamb",  # of DeepSpeed
+    "grad_averaging": "Lamb or NovoGrad",  # of apex
     "bias_correction": "Adam or AdamW",  # of DeepSpeed, apex and TransformerEngine
     "scale_parameter": "Adafactor",  # of transformers
     "kahan_sum": "optimizer of optimi",
