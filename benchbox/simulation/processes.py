@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,9 +119,9 @@ def _serve(
         while (message := connection.recv()) is not None:
             request, arguments = message
             connection.send(_reset(environment, *arguments) if request == "reset" else _execute(environment, *arguments))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        pass  # the other end has ended
-    except Exception as error:  # noqa: BLE001 (an environment of others may raise anything)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # noqa: BLE001 (an environment of others may raise anything, also what a broken pipe raises)
         failure = f"the environment failed: {type(error).__name__}: {reason_of(error)}"
         with suppress(OSError):  # the other end has ended
             connection.send(ConfigurationError(str(error)) if isinstance(error, BenchboxError) else SimulationError(failure))
@@ -133,7 +134,10 @@ def _describe(environment: Environment) -> tuple[str, int]:
     """Return the task and the most steps of an environment."""
     if not isinstance(environment.task, str):
         raise TypeError(f"its task is {environment.task!r}, and not a text")
-    return environment.task, int(environment.max_steps)
+    steps = int(environment.max_steps)
+    if steps < 1 or steps != environment.max_steps:
+        raise ValueError(f"its max_steps is {environment.max_steps!r}, and not a number of steps")
+    return environment.task, steps
 
 
 def _reset(environment: Environment, seed: int) -> Advance:
@@ -149,11 +153,21 @@ def _execute(environment: Environment, actions: np.ndarray, every_frame: bool) -
         if every_frame or ends:
             observations.append(_observe(environment))
         if ends:
-            return Advance(observations, steps, bool(solved), bool(over))  # environments of Gymnasium return NumPy's
+            return Advance(observations, steps, _truth("solved", solved), _truth("over", over))
     raise ValueError("no actions to execute")
+
+
+def _truth(name: str, value: Any) -> bool:
+    """Return a flag of a step, also one of NumPy's types or a number. A reward in its place, or NaN, would count as true."""
+    if value != 0 and value != 1:
+        raise ValueError(f"the step returns {value!r} as {name}, which is neither true nor false")
+    return bool(value)
 
 
 def _observe(environment: Environment) -> EnvironmentFrame:
     """Return the current observation, its state in the dtype in which datasets are read."""
     frame = environment.observe()
-    return EnvironmentFrame(np.asarray(frame.state, np.float32), frame.images)
+    state = np.asarray(frame.state, np.float32)
+    if not isinstance(frame.images, Mapping):
+        raise TypeError(f"the images of its observation are {type(frame.images).__name__}, and not a mapping by camera")
+    return EnvironmentFrame(state, frame.images)

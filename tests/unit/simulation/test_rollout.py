@@ -249,8 +249,16 @@ def test_an_environment_may_return_the_types_of_gymnasium(inputs: LiveInputs) ->
     [
         ({"task": None}, "TypeError: its task is None, and not a text"),
         ({"max_steps": None}, "TypeError: int"),
+        ({"max_steps": -3}, "ValueError: its max_steps is -3, and not a number of steps"),
+        ({"max_steps": 2.5}, "ValueError: its max_steps is 2.5, and not a number of steps"),
+        ({"step": lambda *_: (0.3, False)}, "ValueError: the step returns 0.3 as solved, which is neither true nor false"),
+        (
+            {"step": lambda *_: (False, float("nan"))},
+            "ValueError: the step returns nan as over, which is neither true nor false",
+        ),
         ({"observe": lambda _: (np.zeros(4), {})}, "AttributeError: 'tuple' object has no attribute 'state'"),
         ({"observe": lambda _: EnvironmentFrame(np.array(["up"] * 4), {})}, "ValueError: could not convert string to float"),
+        ({"observe": lambda _: EnvironmentFrame(np.zeros(4), None)}, "TypeError: the images of its observation are NoneType"),  # type: ignore[arg-type]
     ],
 )
 def test_an_environment_whose_members_are_of_another_type_fails_in_one_line(
@@ -258,6 +266,19 @@ def test_an_environment_whose_members_are_of_another_type_fails_in_one_line(
 ) -> None:
     with pytest.raises(SimulationError, match=f"the environment failed: {re.escape(message)}"):
         rollout(inputs, count_up, count=1, seeds=[0], factory=type("Changed", (ToyEnvironment,), members))
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError("physics server"), EOFError("physics server")])
+def test_an_environment_that_loses_a_process_of_its_own_is_not_taken_for_one_that_ended(
+    inputs: LiveInputs, error: Exception
+) -> None:
+    """The pipe to its simulator is broken, and not the one to the evaluation."""
+
+    def step(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(SimulationError, match=f"the environment failed: {type(error).__name__}: physics server$"):
+        rollout(inputs, count_up, count=1, seeds=[0], factory=type("Lost", (ToyEnvironment,), {"step": step}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
