@@ -124,7 +124,7 @@ def compare_runs(
     Raises:
         ConfigurationError: there is no such metric or key of the environment, or the metric is a word.
     """
-    named = [metric_by_name(name) for name in metric_names]
+    named = [metric_by_name(name) for name in dict.fromkeys(metric_names)]  # one named twice is tested once
     if words := [metric.name for metric in named if not metric.is_number]:
         raise ConfigurationError(f"metric {words[0]} is a word: only numbers can be named, and the status is always compared")
     if unknown := [key for key in vary if key not in ENVIRONMENT_KEYS]:

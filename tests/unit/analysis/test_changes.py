@@ -64,6 +64,11 @@ def test_many_pairs_are_corrected_for_their_number():
     assert comparison.needed == 6
 
 
+def test_a_metric_that_is_named_twice_is_tested_once():
+    """Five launches settle one pair, and not two."""
+    assert compared(steady_records(step_s=STEP_S * 1.1), (*THROUGHPUT, *THROUGHPUT)).verdict == "regression"
+
+
 def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
     noise = Noise(sigma=0.05, launches=10, ratio=1.0, cell="c", measured_at="2026-01-01", benchbox_version="0.1.0")
     change = compared(steady_records(step_s=STEP_S * 1.05), noise=noise)
