@@ -8,13 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from benchbox.analysis.inference import RELEVANT
 from benchbox.analysis.sides import compare_sides, open_side
 from benchbox.api.results import Results
-from benchbox.errors import EXIT_CELL_FAILED, EXIT_OK, EXIT_USAGE, BenchboxError, ConfigurationError
+from benchbox.errors import EXIT_CELL_FAILED, EXIT_OK, EXIT_USAGE, BenchboxError, ConfigurationError, Problem
 from benchbox.spec import load_matrix, parse_overrides
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run(
     out: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     only: str | Sequence[str] = (),
-    launches: int | None = None,
+    launches: int | Literal["auto"] | None = None,
     policy_dirs: str | Path | Sequence[str | Path] = (),
     options: str | Sequence[str] = (),
 ) -> Results:
@@ -55,17 +56,18 @@ def run(
         matrix: a matrix file, or the name of one in `matrices/`.
         out: the run directory; by default `runs/<name of the matrix>`.
         overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}. Text is text, and no YAML.
+        launches: of every cell, or "auto", as of `--launches`; by default those of the matrix.
         only: expressions that select cells, as of `--only`, or one.
         policy_dirs: folders of further policies, as of `--policy-dir`, or one.
-        options: more options of `benchbox run`: their words, or one text of them as in a shell.
+        options: more options of `benchbox run`, but not `--out`: their words, or one text of them as in a shell.
 
     Raises:
         ConfigurationError: the matrix or an argument is wrong.
         BenchboxError: the command was stopped, or failed in another way.
     """
-    if launches is not None and launches < 1:
+    if isinstance(launches, int) and launches < 1:
         raise ConfigurationError(f"launches={launches}: give 1 or more")
-    sets = [f"{key}={_yaml(value)}" for key, value in (overrides or {}).items()]
+    sets = [f"{key}={_yaml(f'overrides {key}', value)}" for key, value in (overrides or {}).items()]
     further = [Path(folder) for folder in _several(policy_dirs)]
     folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets), further).name
     arguments = ["run", str(matrix), "--out", str(folder), *_words(options)]
@@ -113,8 +115,8 @@ def compare(
         RecordError: a side cannot be read.
         ConfigurationError: there is no such metric or key of the environment, or `relevant` is no share.
     """
-    if not 0 < relevant < 1:
-        raise ConfigurationError(f"relevant={relevant}: write 2% as 0.02")
+    if not isinstance(relevant, Real) or not 0 < relevant < 1:
+        raise ConfigurationError(f"relevant={relevant!r}: write 2% as 0.02")
     sides = open_side(str(base)), open_side(str(head))
     keys = [key.strip() for text in _several(vary) for key in text.split(",")]
     return compare_sides(*sides, metric_names=_several(metrics), vary=keys, relevant=relevant)
@@ -126,10 +128,39 @@ def _several(values: str | Path | Collection[Any]) -> list[Any]:
 
 
 def _words(options: str | Sequence[str]) -> list[str]:
-    return shlex.split(options) if isinstance(options, str) else list(options)
+    """Return the words of options.
+
+    Raises:
+        ConfigurationError: a quotation does not end, or they name another run directory than the one that is read.
+    """
+    try:
+        words = shlex.split(options) if isinstance(options, str) else list(options)
+    except ValueError as error:
+        raise ConfigurationError(Problem(f"options {options}", str(error))) from None
+    if any(str(word).partition("=")[0] == "--out" for word in words):
+        raise ConfigurationError(Problem("options --out", "is not read from there", "write out=..."))
+    return words
 
 
-def _yaml(value: Any) -> str:
+def _yaml(where: str, value: Any) -> str:
     """Return a value as `--set` reads it. Text stays text, whatever it would be in YAML: 007, null, or with a comment."""
-    text = json.dumps(value, default=os.fspath, ensure_ascii=False)  # YAML has no pairs of surrogates
+    text = json_of(where, value)  # YAML has no pairs of surrogates
     return re.sub(r"\\(.)", lambda escape: r"\x22" if escape[1] == '"' else escape[0], text)  # --set ends text at each quote
+
+
+def json_of(where: str, value: Any) -> str:
+    """Return a value of a matrix as JSON, which is YAML. A path is text, and numbers of NumPy are numbers.
+
+    Args:
+        where: the argument that it was given in, for messages.
+
+    Raises:
+        ConfigurationError: YAML has nothing like it.
+    """
+    try:
+        return json.dumps(
+            value, default=lambda item: item.tolist() if hasattr(item, "tolist") else os.fspath(item), ensure_ascii=False
+        )
+    except (TypeError, ValueError):
+        hint = "give numbers, texts, paths, lists or dictionaries"
+        raise ConfigurationError(Problem(where, f"{value!r} is no value of a matrix", hint)) from None

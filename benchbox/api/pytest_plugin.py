@@ -11,8 +11,6 @@ It is installed with benchbox; `-p no:benchbox` switches it off.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +38,7 @@ def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
 
     There is one launch unless the marker says `measure={"launches": 5}`.
     """
-    from benchbox.api.commands import run
+    from benchbox.api.commands import json_of, run
     from benchbox.api.measurement import Measurement
     from benchbox.errors import ConfigurationError
 
@@ -51,8 +49,8 @@ def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
         pytest.fail(f"the marker benchbox describes one cell, and {', '.join(sorted(several))} is for several", pytrace=False)
     matrix = tmp_path / "matrix.yaml"
     values = _matrix(marker.kwargs, request.config.rootpath)
-    matrix.write_text(json.dumps(values, default=os.fspath))  # JSON is YAML
     try:
+        matrix.write_text(json_of("fields", values), encoding="utf-8")
         results = run(matrix, out=tmp_path / "run")
     except ConfigurationError as error:  # positions in the written matrix say nothing
         problems = re.sub(rf"{re.escape(str(matrix))}[\d:]* ", "", str(error))

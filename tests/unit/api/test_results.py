@@ -177,7 +177,7 @@ def test_two_runs_are_compared_by_their_paths(tmp_path):
     ):
         (change,) = benchbox.compare(tmp_path / "a", tmp_path / head, metrics="step_time_s", **options).changes
         assert change.verdict == verdict, options
-    for share in (-1, 2, float("nan")):
+    for share in (-1, 2, float("nan"), "2%"):
         with pytest.raises(ConfigurationError, match=r"write 2% as 0\.02"):
             benchbox.compare(tmp_path / "a", tmp_path / "b", relevant=share)
 
