@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from benchbox.report.view import Report
     from benchbox.store.run import Run
 
+_STEP_COLUMNS = ["cell_id", "launch", "step", "rank", "loss", "grad_norm", "step_time_s"]  # beside the seconds of phases
+
 
 class Results:
     """A run directory as data frames. In a notebook it shows its table.
@@ -78,7 +80,8 @@ class Results:
         """
         import pandas as pd
 
-        return pd.DataFrame([row for record in self.records for row in _step_rows(record)])
+        rows = [row for record in self.records for row in _step_rows(record)]
+        return pd.DataFrame(rows, columns=None if rows else _STEP_COLUMNS)
 
     @cached_property
     def findings(self) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from benchbox.analysis.baseline import slug
 from benchbox.errors import ConfigurationError, RecordError
 from benchbox.store.peaks import write_peaks
 from benchbox.store.run import RunStore
-from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records, write_example
 from tests.support.peaks import made_up_peaks
 
 PUBLISHED = Path(__file__).parents[3] / "reports"
@@ -128,6 +128,12 @@ def test_findings_name_their_launch_and_keep_their_evidence(tmp_path):
 def test_a_run_without_findings_has_their_columns(results):
     assert results.findings.empty
     assert "severity" in results.findings
+
+
+def test_steps_have_their_columns_where_no_launch_took_one(tmp_path, results):
+    steps = benchbox.load(write_run(tmp_path / "failed", example_record(status="oom", error=OOM))).steps
+    assert steps.empty
+    assert list(steps) == [name for name in results.steps if not name.endswith("_s") or name == "step_time_s"]
 
 
 def test_a_notebook_shows_the_table_and_the_answer_escaped(tmp_path):
