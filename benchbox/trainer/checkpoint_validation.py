@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import BatchSpec
 
 SCHEMA_VERSION = 1
+_HINT = "--all-episodes validates all, --data names other data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,9 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
 
     samples = open_validated_samples(trained, cell.data, spec, check)
     segments = (samples.training_segments if settings.all_episodes else samples.validation_segments)(numbers)
+    if not len(segments):
+        message = "no episode is held out, which takes two with frames that are drawn"
+        raise ConfigurationError(Problem(", ".join(_names(cell.data, numbers)), message, _HINT))
     section = ValidationSection(every=1, batch=settings.batch, max_samples=settings.max_samples)
     one_pass = ValidationPass(section, cell, samples, rank=0, tracker=ProgressTracker(), segments=segments)
     session = build_session(cell, policy, samples.statistics)
@@ -164,7 +168,7 @@ def _data(trained: Cell, settings: CheckpointValidation, *, is_other: bool) -> D
         return replace(data, validation=0.0)
     if not data.validation:
         message = "the training kept no episodes for validation"
-        raise ConfigurationError(Problem("data.validation", message, "--all-episodes validates all, --data names other data"))
+        raise ConfigurationError(Problem("data.validation", message, _HINT))
     return data
 
 

@@ -167,6 +167,17 @@ def test_a_dataset_of_a_mixture_is_validated_though_another_one_has_grown(tmp_pa
         validate(checkpoint, tmp_path / "v.json")
 
 
+def test_a_dataset_that_holds_out_no_episode_is_named_with_the_options_that_validate_others(tmp_path: Path) -> None:
+    single = robot(tmp_path / "single", 1)
+    checkpoint = checkpoint_of(tmp_path, "pi0", robot(tmp_path / "several", 3), single)
+    with pytest.raises(ConfigurationError) as refused:
+        validate(checkpoint, tmp_path / "v.json", "--data", str(single))
+    assert str(refused.value) == (
+        f"{single}: no episode is held out, which takes two with frames that are drawn; "
+        "--all-episodes validates all, --data names other data"
+    )
+
+
 def test_all_episodes_of_data_that_have_changed_are_validated_with_a_warning(saved: Path, tmp_path: Path) -> None:
     """So are other data, if the policy has learned FAST tokens of those that have changed."""
     root = saved.parent / "robot"
