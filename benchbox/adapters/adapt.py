@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from benchbox.adapters.casting import cast_buffers_to_inputs
 from benchbox.adapters.policy import AdaptedPolicy
 from benchbox.adapters.signatures import takes
@@ -12,7 +14,7 @@ from benchbox.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from benchbox.adapters.units import UnitNames
     from benchbox.registry.contracts import Batch, BatchSpec, Role
@@ -25,9 +27,9 @@ def adapt(
     loss: Callable[..., Tensor],
     batch: Callable[..., Any],
     spec: BatchSpec | None = None,
-    units: UnitNames | None = None,
+    units: type[nn.Module] | str | UnitNames | None = None,
     roles: Callable[[str], Role] | None = None,
-    cast_buffers: Collection[str] = (),
+    cast_buffers: str | Collection[str] = (),
     attention: Callable[[nn.Module, str], None] | None = None,
     work: Callable[[Batch], list[Product]] | None = None,
     act: Callable[[nn.Module, Batch], Tensor] | None = None,
@@ -41,7 +43,7 @@ def adapt(
             normalised as the spec says. Without one, `batch(size, seed)`: generated arguments whose tensors have `size` as
             their first dimension. A tuple is positional arguments, a dictionary keyword arguments, else the only argument.
         spec: what the data must deliver. Without one the cells need `data: synthetic`.
-        units: classes of the layers, or their names, where those that `find_layer_units` finds are not right.
+        units: classes of the layers, or their names, or one, where those that `find_layer_units` finds are not right.
         roles: the role of a parameter by its name, instead of `conventional_roles`.
         cast_buffers: names of buffers that follow the dtype of the inputs of their part, where a part computes products of
             both. Other buffers keep their dtype.
@@ -53,10 +55,18 @@ def adapt(
     Raises:
         ConfigurationError: an argument is of the wrong form.
     """
+    if not isinstance(module, nn.Module):
+        raise ConfigurationError(Problem("adapt(module)", f"{module!r} is no nn.Module", "give it an instance"))
+    optional = {"roles": roles, "attention": attention, "work": work, "act": act}
+    functions = {"loss": loss, "batch": batch} | {name: value for name, value in optional.items() if value is not None}
+    for name, function in functions.items():
+        if not callable(function):
+            raise ConfigurationError(Problem(f"adapt({name}=...)", f"{function!r} cannot be called", "give it a function"))
     if spec is None and not takes(batch, 2):
         hint = "give it spec=BatchSpec(...) to read benchbox's batch, or let it take (size, seed)"
         raise ConfigurationError(Problem("adapt(batch=...)", "without a spec it must take the batch size and a seed", hint))
-    cast_buffers_to_inputs(module, cast_buffers)
+    cast_buffers_to_inputs(module, [cast_buffers] if isinstance(cast_buffers, str) else cast_buffers)
+    units = (units,) if isinstance(units, str | type) else units  # one is not its characters
     return AdaptedPolicy(
         module, loss=loss, batch=batch, spec=spec, units=units, roles=roles, attention=attention, act=act, work=work
     )

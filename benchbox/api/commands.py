@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -115,7 +114,11 @@ def compare(
         RecordError: a side cannot be read.
         ConfigurationError: there is no such metric or key of the environment, or `relevant` is no share.
     """
-    if not isinstance(relevant, Real) or not 0 < relevant < 1:
+    try:
+        is_share = 0 < relevant < 1
+    except TypeError:  # as of "2%"
+        is_share = False
+    if not is_share:
         raise ConfigurationError(f"relevant={relevant!r}: write 2% as 0.02")
     sides = open_side(str(base)), open_side(str(head))
     keys = [key.strip() for text in _several(vary) for key in text.split(",")]

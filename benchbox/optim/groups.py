@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 from benchbox.observer.introspect.names import live_parameters
+from benchbox.registry.contracts import Role
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from benchbox.registry.contracts import Role
     from benchbox.registry.freezing import FreezePreset
     from benchbox.spec.optim import GroupSpec, OptimSpec
 
@@ -79,7 +79,7 @@ def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) 
     for name in names:
         role = _role(roles, name)
         index = next((index for index, group in enumerate(optim.groups) if fnmatchcase(name, group.match)), unmatched)
-        names_by_group.setdefault((index, role.part, role.decay), []).append(name)
+        names_by_group.setdefault((index, role.part, bool(role.decay)), []).append(name)
     _check_patterns(optim.groups, names, {index for index, _, _ in names_by_group})
     plans = []
     for index in range(unmatched + 1):
@@ -127,7 +127,10 @@ def _check_patterns(groups: Sequence[GroupSpec], names: Sequence[str], matching:
 def _role(roles: Mapping[str, Role], name: str) -> Role:
     if name not in roles:
         raise ConfigurationError(Problem("", f"parameter {name} has no role", "add it to the policy's parameter_roles()"))
-    return roles[name]
+    role = roles[name]
+    if not isinstance(role, Role) or role.part not in ("backbone", "head"):  # it would be in no group, and not be trained
+        raise ConfigurationError(Problem("", f"parameter {name} has the role {role!r}", "its part is backbone or head"))
+    return role
 
 
 def bind_groups(plans: Iterable[GroupPlan], parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:

@@ -138,7 +138,14 @@ def test_an_argument_of_the_wrong_form_is_named():
     ):
         policy.own_samples(0).sample(0, 0)
     with pytest.raises(ConfigurationError, match="Linear has no part of class Block"):
-        benchbox.adapt(nn.Linear(2, 2), loss=torch.sum, batch=lambda size, seed: None, units=("Block",))
+        benchbox.adapt(nn.Linear(2, 2), loss=torch.sum, batch=lambda size, seed: None, units="Block")
+    with pytest.raises(ConfigurationError, match="no floating-point buffer 'grid'"):
+        regression(cast_buffers="grid")
+    for name in ("loss", "roles", "act"):
+        with pytest.raises(ConfigurationError, match=rf"adapt\({name}=\.\.\.\): 'mse' cannot be called; give it a function"):
+            regression(**{name: "mse"})
+    with pytest.raises(ConfigurationError, match=r"adapt\(module\): <class .*Linear'> is no nn\.Module; give it an instance"):
+        benchbox.adapt(nn.Linear, loss=torch.sum, batch=lambda size, seed: None)
 
 
 def test_a_scalar_loss_has_no_values_per_sample():

@@ -107,6 +107,12 @@ def test_a_parameter_without_a_role_is_an_error_with_its_name() -> None:
         plan_groups(policy(), {name: role for name, role in ROLES.items() if name != "head.bias"}, OptimSpec())
 
 
+@pytest.mark.parametrize("role", [Role("expert", decay=True), "head"])  # type: ignore[arg-type]
+def test_a_role_of_another_part_is_refused_as_its_parameter_would_not_be_trained(role: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"parameter head\.bias has the role .*; its part is backbone or head"):
+        plan_groups(policy(), {**ROLES, "head.bias": role}, OptimSpec())  # type: ignore[dict-item]
+
+
 TOWERS = ("vision", "backbone", "expert", "head")
 
 
