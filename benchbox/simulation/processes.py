@@ -127,7 +127,8 @@ def _serve(
             connection.send(ConfigurationError(str(error)) if isinstance(error, BenchboxError) else SimulationError(failure))
     finally:
         if environment is not None:
-            environment.close()
+            with suppress(Exception):  # what it holds ends with this process
+                environment.close()
 
 
 def _describe(environment: Environment) -> tuple[str, int]:

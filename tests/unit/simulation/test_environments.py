@@ -58,6 +58,15 @@ def test_environments_end_by_themselves_when_they_are_closed_in_any_order() -> N
     assert [environment._process.exitcode for environment in environments] == [0, 0], "killed ones have -9"
 
 
+def test_an_environment_that_cannot_be_closed_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    class Unclosable(ToyEnvironment):
+        def close(self) -> None:
+            raise RuntimeError("the renderer is gone")
+
+    EnvironmentProcess(Unclosable, (), (8, 8), 10.0).close()
+    assert capfd.readouterr().err == ""
+
+
 def test_environments_end_with_the_process_that_opened_them() -> None:
     """Also if it was killed, as when the memory of the host ends."""
     script = """
