@@ -73,7 +73,7 @@ def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
     noise = Noise(sigma=0.05, launches=10, ratio=1.0, cell="c", measured_at="2026-01-01", benchbox_version="0.1.0")
     change = compared(steady_records(step_s=STEP_S * 1.05), noise=noise)
     assert change.verdict == "inconclusive"
-    assert change.reason == "it is within the noise floor of this machine, 19.4%"
+    assert change.reason == "it is within the noise floor of this machine, 20.0%"
     assert compared(steady_records(step_s=STEP_S * 1.5), noise=noise).verdict == "regression"
     head = figures(steady_records(step_s=STEP_S * 1.15, launches=12))
     (change,) = compare_runs(BASE, head, metric_names=THROUGHPUT, noise=noise).changes
