@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
 from benchbox.errors import ConfigurationError, DataError, Problem, RecordError
-from benchbox.store.files import read_json, write_json
+from benchbox.store.files import json_text, read_json, write_json
 from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ TENSORS, TRAINER = "tensors", "trainer.json"  # what only `benchbox.trainer` wri
 REMEDY = "restore it from a copy, or take another checkpoint"  # for a file of a checkpoint that cannot be read
 _PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
 _CHUNK_BYTES = 1 << 24
+_CHECKSUM = "crc32"  # key of the manifest: the CRC-32 of its other keys
 # Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, whether
 # activations are recomputed, what is compiled, whether padding is left out, how many processes load. The samples of a step stay
 # the same.
@@ -63,7 +64,7 @@ class CheckpointManifest:
     def write(self, folder: Path) -> None:
         """Write the manifest into the folder of its checkpoint, atomically."""
         document = {"schema_version": SCHEMA_VERSION, "benchbox_version": __version__, **asdict(self)}
-        write_json(folder / MANIFEST, document)
+        write_json(folder / MANIFEST, {**document, _CHECKSUM: _document_crc32(document)})
 
 
 def read_manifest(checkpoint: Path) -> CheckpointManifest:
@@ -75,6 +76,9 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest:
     """
     path = checkpoint / MANIFEST
     values = read_json(path, REMEDY)
+    saved = values.pop(_CHECKSUM, None)
+    if saved not in (None, _document_crc32(values)):  # checkpoints of earlier versions have none
+        raise RecordError(f"{path}: has other contents than were saved; {REMEDY}")
     if (version := values.get("schema_version")) != SCHEMA_VERSION:
         raise DataError(
             f"{checkpoint}: a checkpoint of format {version}, and this benchbox reads {SCHEMA_VERSION}; start the training "
@@ -365,6 +369,11 @@ def _delete(removed: Path, warn: Callable[[str], object]) -> None:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
+
+
+def _document_crc32(document: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of a JSON object, however its text is indented."""
+    return zlib.crc32(json_text(document).encode())
 
 
 def _crc32(path: Path) -> int:

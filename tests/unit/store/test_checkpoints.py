@@ -35,7 +35,7 @@ def old(tmp_path: Path) -> Path:
     """A checkpoint from before cells could freeze."""
     checkpoint = save_checkpoint(tmp_path, 3)
     manifest = read_json(checkpoint / "checkpoint.json")
-    del manifest["cell"]["freeze"]
+    del manifest["crc32"], manifest["cell"]["freeze"]
     write_json(checkpoint / "checkpoint.json", manifest)
     return checkpoint
 
@@ -119,6 +119,24 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_the_ne
     assert list_checkpoints(tmp_path) == [good]
     assert (tmp_path / "latest").resolve() == good
     assert set_damaged_aside(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "other"),
+    [('"bytes": 4096', '"bytds": 4096'), ('"seed": 0', '"seed": 1'), ('"samples": 16', '"samples": 17'), ("version", "versioo")],
+    ids=["entry of a file", "configuration", "samples", "schema version"],
+)
+def test_a_manifest_with_another_character_is_damaged_and_not_another_configuration(
+    tmp_path: Path, saved: str, other: str
+) -> None:
+    """It is JSON still, which says nothing about its contents."""
+    good, manifest = save_checkpoint(tmp_path, 1), save_checkpoint(tmp_path, 2) / "checkpoint.json"
+    text = manifest.read_text()
+    assert saved in text
+    manifest.write_text(text.replace(saved, other, 1))
+    (line,) = set_damaged_aside(tmp_path)
+    assert f"{manifest}: has other contents than were saved" in line
+    assert list_checkpoints(tmp_path) == [good]
 
 
 def test_where_every_checkpoint_is_damaged_none_is_renamed_and_no_training_starts_over(tmp_path: Path) -> None:

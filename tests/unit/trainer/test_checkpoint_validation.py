@@ -194,7 +194,7 @@ def test_all_episodes_of_data_that_have_changed_are_validated_with_a_warning(sav
 def test_data_that_are_the_same_and_checkpoints_that_state_none_are_validated_as_before(saved: Path, tmp_path: Path) -> None:
     checkpoint, root = shutil.copytree(saved, tmp_path / saved.name), saved.parent / "robot"
     manifest = read_json(checkpoint / "checkpoint.json")
-    write_json(checkpoint / "checkpoint.json", manifest | {"data": None})
+    write_json(checkpoint / "checkpoint.json", manifest | {"data": None, "crc32": None})
     assert validate(checkpoint, tmp_path / "v.json")[1] == []
     robot(root, 10)
     try:
