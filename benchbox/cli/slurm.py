@@ -107,14 +107,14 @@ def submit_and_follow(script: str, out: Path) -> "tuple[SlurmJob, JobState]":
     from benchbox.launch.process.signals import handle_stop_signals
     from benchbox.launch.slurm.job import SlurmJob
 
-    job = SlurmJob(out)
-    if job.id is None or not job.state().active:
-        job.submit(script)
-        print(f"submitted {out / 'slurm' / 'job.sh'} as Slurm job {job.id}; output: {job.log}", flush=True)
-    else:
-        print(f"Slurm job {job.id} of this folder is not done: following it instead of submitting another", flush=True)
     received: list[int] = []
-    with handle_stop_signals(received.append):
+    with handle_stop_signals(received.append):  # from before the job is there: one that nobody knows of would go on
+        job = SlurmJob(out)
+        if job.id is None or not job.state().active:
+            job.submit(script)
+            print(f"submitted {out / 'slurm' / 'job.sh'} as Slurm job {job.id}; output: {job.log}", flush=True)
+        else:
+            print(f"Slurm job {job.id} of this folder is not done: following it instead of submitting another", flush=True)
         state = job.follow(lambda: bool(received), _print_line)
         if state is not None:
             return job, state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,23 @@ def test_a_cancelled_job_is_typed_and_ctrl_c_cancels_the_next_which_runs_only_wh
     assert code == 130
     assert f"cancelled Slurm job {again.id}" in stderr
     assert again.state().state == "CANCELLED"
+
+
+def test_ctrl_c_while_the_job_is_submitted_cancels_it(completed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm has the job, and its id is not known here yet."""
+    program = tmp_path / "sbatch"
+    program.write_text(f'#!/bin/sh\nid=$({shutil.which("sbatch")} "$@"); kill -INT $PPID; sleep 1; echo "$id"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    set_partition("DOWN")
+    try:
+        code, _, stderr = finish(start(completed.parent, "--launches", "3"))
+        jobs = subprocess.run(["squeue", "--noheader", "--format=%i"], capture_output=True, text=True, check=True).stdout
+    finally:
+        set_partition("UP")
+    assert code == 130
+    assert f"cancelled Slurm job {SlurmJob(completed).id}" in stderr
+    assert jobs.split() == []
 
 
 def test_the_end_of_a_connection_leaves_the_job_which_the_same_command_follows_again(completed: Path) -> None:
