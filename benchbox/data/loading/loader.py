@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
@@ -171,7 +173,29 @@ def load_samples(
 
 
 def _raise_errors(items: Iterator[PackedSamples | ConfigurationError | DataError]) -> Generator[PackedSamples]:
-    yield from map(_raise_error, items)  # a loop would keep every item until the next one is asked for
+    try:
+        yield from map(_raise_error, items)  # a loop would keep every item until the next one is asked for
+    except (RuntimeError, OSError, EOFError) as error:
+        if (ending := _worker_ending(items)) is None:
+            raise
+        raise RuntimeError(ending) from error
+
+
+def _worker_ending(items: object) -> str | None:
+    """Return how a worker process has ended, None if all are alive.
+
+    torch often notices only that a socket or file of the process is gone, and its error names nothing else.
+    """
+    workers = getattr(items, "_workers", ())
+    ended = wait([worker.sentinel for worker in workers], timeout=1)
+    for worker in workers:
+        if worker.sentinel in ended:
+            worker.join()
+            code = worker.exitcode
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            hint = ", as the host does when it is out of memory: lower data.workers" if code == -signal.SIGKILL else ""
+            return f"loader process {worker.pid} ended {how}{hint}"
+    return None
 
 
 def _raise_error(item: PackedSamples | ConfigurationError | DataError) -> PackedSamples:

@@ -123,7 +123,12 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_the_ne
 
 @pytest.mark.parametrize(
     ("saved", "other"),
-    [('"bytes": 4096', '"bytds": 4096'), ('"seed": 0', '"seed": 1'), ('"samples": 16', '"samples": 17'), ("version", "versioo")],
+    [
+        ('"bytes": 4096', '"bytds": 4096'),
+        ('"seed": 0', '"seed": 1'),
+        ('"samples": 16', '"samples": 17'),
+        ("version", "versioo"),
+    ],
     ids=["entry of a file", "configuration", "samples", "schema version"],
 )
 def test_a_manifest_with_another_character_is_damaged_and_not_another_configuration(

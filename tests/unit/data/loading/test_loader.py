@@ -1,6 +1,8 @@
 """A step holds the same samples however it is split, resumed, or loaded."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -70,6 +72,18 @@ def test_after_a_batch_nothing_but_it_is_in_memory_that_was_loaded(spec, order, 
             assert memory.current_bytes < 2 * sum(tensor.nbytes for tensor in batch.values())
             del batch
             assert memory.current_bytes < 1000
+
+
+def test_a_loader_process_that_has_ended_is_named(spec):
+    """Of a batch that it had made torch may say that there is no such file."""
+    stream = open_stream(replace(SYNTHETIC, workers=1), spec, batch=1, accumulation=1, rank=0, world_size=1, seed=0)
+    with closing(stream):
+        next(stream)
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGINT)
+        worker.join()
+        with pytest.raises(RuntimeError, match=rf"^loader process {worker.pid} ended with exit code [01]$"):
+            list(islice(stream, 9))
 
 
 def test_every_sample_is_seen_exactly_once_an_epoch_even_when_steps_do_not_divide_it():
