@@ -91,6 +91,13 @@ class StepSchedule(LambdaLR):
     Step k uses the learning rate of step k: the schedule is advanced after the step. `step_count` is k.
     """
 
+    def __init__(self, optimizer: Optimizer, factors: Sequence[Callable[[int], float]]) -> None:
+        super().__init__(optimizer, list(factors))
+        # An optimizer may keep its rates in tensors, and torch then its peaks too. Their products are rounded otherwise than
+        # those of the numbers that a checkpoint has.
+        self.base_lrs = [float(peak) for peak in self.base_lrs]
+        self._set_rates()
+
     @property
     def step_count(self) -> int:
         """Number of optimizer steps since the start of training, those before a checkpoint included."""
@@ -99,6 +106,9 @@ class StepSchedule(LambdaLR):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the step of a state dict, whatever learning rates the groups have now."""
         super().load_state_dict(state_dict)
+        self._set_rates()
+
+    def _set_rates(self) -> None:
         for group, factor, peak in zip(self.optimizer.param_groups, self.lr_lambdas, self.base_lrs, strict=True):
             rate = peak * factor(self.last_epoch)
             if isinstance(group["lr"], Tensor):

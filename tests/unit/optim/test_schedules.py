@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -98,6 +99,30 @@ def test_a_rate_in_a_tensor_is_set_in_place_when_a_schedule_continues() -> None:
     resumed_schedule.load_state_dict(schedule.state_dict())
     assert resumed.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+def test_rates_in_tensors_are_the_same_bit_for_bit_when_a_schedule_continues_from_json() -> None:
+    """JSON has the peak of bf16_stochastic as a number."""
+
+    def tensor_rates(start: int, state: str | None) -> tuple[list[float], str]:
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(spec.lr), foreach=False)
+        schedule = build_schedule(optimizer, spec)
+        if state is not None:
+            schedule.load_state_dict(json.loads(state))
+        values = []
+        for step in range(start, 35):
+            values.append(optimizer.param_groups[0]["lr"].item())
+            optimizer.step()
+            schedule.step()
+            if step == 10:
+                state = json.dumps(schedule.state_dict(), default=float)
+        assert state is not None
+        return values, state
+
+    spec = OptimSpec(lr=1e-3, schedule="warmup_cosine", warmup_steps=1, total_steps=35)
+    whole, state = tensor_rates(0, None)
+    assert tensor_rates(11, state)[0] == whole[11:]
 
 
 def test_an_unknown_schedule_says_which_there_are() -> None:

@@ -75,7 +75,7 @@ def test_after_a_batch_nothing_but_it_is_in_memory_that_was_loaded(spec, order, 
 
 
 def test_a_loader_process_that_has_ended_is_named(spec):
-    """Of a batch that it had made torch may say that there is no such file."""
+    """Torch may say of a batch that it had made that there is no such file."""
     stream = open_stream(replace(SYNTHETIC, workers=1), spec, batch=1, accumulation=1, rank=0, world_size=1, seed=0)
     with closing(stream):
         next(stream)
