@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
@@ -15,7 +15,7 @@ from benchbox.cli.statistics import prepare_statistics
 from benchbox.cli.walk_launches import WalkLaunches, find_records
 from benchbox.launch.capacity import shared_cores_warning
 from benchbox.launch.lock import lock_run_directory
-from benchbox.launch.process.signals import stop_on_signals
+from benchbox.launch.process.signals import handle_stop_signals, stop_on_signals
 from benchbox.launch.progress import ConsoleProgress
 from benchbox.launch.resume import remove_outdated_launches
 from benchbox.launch.runner import RunSummary, run_matrix
@@ -46,7 +46,7 @@ def run_here(
         ConfigurationError: another command works in the run directory.
     """
     console, folder = Console(highlight=False), matrix_run.folder
-    with lock_run_directory(folder):
+    with handle_stop_signals(_interrupt), lock_run_directory(folder):
         with open_node_0(folder, nodes) as node_0:
             walks = matrix_run.open_walks(fresh=matrix_run.fresh)
             walks.predict(console)
@@ -70,6 +70,11 @@ def run_here(
                 predict_run(folder, matrix_run.matrix.policy_dirs, lambda cells: console.print(_predicting(cells)))
             report(folder)
     return summary
+
+
+def _interrupt(_: int) -> NoReturn:
+    """End what is no launch, such as a prediction, as Ctrl-C does: its processes end, and the exit code is that of a stop."""
+    raise KeyboardInterrupt
 
 
 def report(folder: Path) -> None:
