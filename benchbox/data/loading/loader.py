@@ -187,7 +187,7 @@ def _worker_ending(items: object) -> str | None:
     torch often notices only that a socket or file of the process is gone, and its error names nothing else.
     """
     workers = getattr(items, "_workers", ())
-    ended = wait([worker.sentinel for worker in workers], timeout=1)
+    ended = wait([worker.sentinel for worker in workers], timeout=1) if workers else ()
     for worker in workers:
         if worker.sentinel in ended:
             worker.join()
