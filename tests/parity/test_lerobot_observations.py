@@ -38,9 +38,9 @@ CASES = [
     for environment, policies in POLICIES.items()
     for policy in policies
 ]
-without_language, acting = (
+without_language, acting, act = (
     pytest.mark.parametrize("case", [case for case in CASES if case.values[0][1] in names], indirect=True)
-    for names in (list(WITHOUT_LANGUAGE), [*WITHOUT_LANGUAGE, "pi0", "pi05", "smolvla"])
+    for names in (list(WITHOUT_LANGUAGE), [*WITHOUT_LANGUAGE, "pi0", "pi05", "smolvla"], ["act"])
 )
 
 
@@ -110,3 +110,9 @@ def test_a_policy_that_has_learnt_its_chunks_acts_those_of_the_current_frame(cas
 def test_the_noise_of_a_sample_determines_its_actions(case: Case) -> None:
     """Wherever else random numbers were drawn, and whatever samples are beside it."""
     torch.testing.assert_close(case.tensors["alone"], case.tensors["beside"], rtol=1e-4, atol=1e-4)
+
+
+@act
+def test_the_loss_of_act_in_evaluation_is_the_distance_alone(case: Case) -> None:
+    """There is no latent then, whose divergence is part of the loss in training: lerobot 0.4 itself cannot compute this."""
+    torch.testing.assert_close(case.tensors["evaluated"], case.tensors["distances"].abs().mean(), rtol=1e-5, atol=0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
 from ..._layers.families.flow import time_from_uniform
@@ -27,6 +27,7 @@ TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attent
 IMAGE_MASKS, ACTION_DIM_MASK, NOISE, TIME = "image_masks", "action_dim_mask", "noise", "time"
 # Red, green and blue, in lerobot the statistics of the images of every dataset, unless `use_imagenet_stats` is off
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_IMAGE_MODES = dict.fromkeys(("act", "diffusion"), ("IDENTITY", "MEAN_STD"))  # of the other policies only the first
 _MODES = {"IDENTITY": "identity", "MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
 
 
@@ -43,7 +44,11 @@ class Features:
         return [f"{IMAGES}.camera{index}" for index in range(self.cameras)]
 
     def config(self, source: str, name: str, **settings: Any) -> Any:
-        """Return the configuration of a policy, an instance of lerobot's class for it."""
+        """Return the configuration of a policy, an instance of lerobot's class for it.
+
+        Raises:
+            UnsupportedError: images, states or actions are to be normalised in a way that this adapter does not know.
+        """
         types = import_lerobot("lerobot.configs.types")
         visual = types.PolicyFeature(type=types.FeatureType.VISUAL, shape=(3, self.pixels, self.pixels))
         state = types.PolicyFeature(type=types.FeatureType.STATE, shape=(self.dims,))
@@ -56,6 +61,7 @@ class Features:
             **settings,
         )
         config.device = str(torch.get_default_device())  # "meta" is none that a configuration accepts at first
+        _check_modes(config, source)
         return config
 
     def spec(self, config: Any, **prompt: Any) -> BatchSpec:
@@ -109,6 +115,17 @@ class Features:
         """Denoise normalised actions (B, N, A) from the first noise of the batch."""
         actions: Tensor = policy.predict_action_chunk(self.language_inputs(batch), noise=batch["noise"][:, 0])
         return actions
+
+
+def _check_modes(config: Any, source: str) -> None:
+    image_modes = _IMAGE_MODES.get(source, ("IDENTITY",))
+    known = {"VISUAL": image_modes, "STATE": tuple(_MODES), "ACTION": tuple(_MODES)}
+    for feature, modes in known.items():
+        if (mode := config.normalization_mapping[feature].name) not in modes:
+            raise UnsupportedError(
+                f"lerobot:{source} cannot be built here: its normalization_mapping has {mode} for {feature}, which is "
+                f"normalised by {' or '.join(modes)}"
+            )
 
 
 def _repeat_first(images: Tensor, within_episode: Tensor) -> Tensor:

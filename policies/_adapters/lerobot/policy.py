@@ -21,7 +21,7 @@ import torch
 import benchbox
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 
-from .features import IMAGES, Features, import_lerobot
+from .features import IMAGES, Features, import_lerobot, replaced
 from .pi import NAMES, build_pi
 from .smolvla import build_smolvla
 
@@ -64,7 +64,9 @@ def _build_without_language(preset: Mapping[str, Any], axes: Axes, source: str) 
     config = features.config(source, name, pretrained_backbone_weights=None, **preset["names"][source])
     policy_class = getattr(import_lerobot(f"lerobot.policies.{source}.modeling_{source}"), f"{name}Policy")
     by_imagenet = config.normalization_mapping["VISUAL"].name == "MEAN_STD"
-    inputs = partial(features.inputs, single=config.n_obs_steps == 1, by_imagenet=by_imagenet)
+    inputs = partial(features.inputs, single=config.observation_delta_indices is None, by_imagenet=by_imagenet)
+    if source == "act":
+        policy_class = _act_policy(policy_class)
     return benchbox.adapt(
         policy_class(config),
         loss=lambda output: output[0],
@@ -73,6 +75,22 @@ def _build_without_language(preset: Mapping[str, Any], axes: Axes, source: str) 
         act=partial(_act, inputs),
         cast_buffers=_PRODUCTS_WITH_BUFFERS.get(source, ()),
     )
+
+
+def _act_policy(policy_class: Any) -> Any:
+    """Return a subclass of lerobot's ACT whose loss can be evaluated.
+
+    Outside of training there is no latent, whose divergence lerobot 0.4 adds to the loss all the same; 0.6 leaves it out.
+    """
+
+    class EvaluatedAct(policy_class):
+        def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, float]]:
+            """Return the loss, a scalar, and its parts."""
+            with replaced(self.config, use_vae=self.config.use_vae and self.training):
+                return cast("tuple[Tensor, dict[str, float]]", super().forward(batch))
+
+    EvaluatedAct.__name__ = policy_class.__name__
+    return EvaluatedAct
 
 
 def _act(inputs: Callable[[Batch], dict[str, Tensor]], module: Any, batch: Batch) -> Tensor:

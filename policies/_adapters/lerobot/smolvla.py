@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import benchbox
+from benchbox.errors import UnsupportedError
 
 from .features import (
     ACTION,
@@ -46,10 +47,18 @@ _UNITS = ("LlamaMLP", "SmolVLMEncoderLayer")
 
 
 def build_smolvla(preset: Mapping[str, Any], axes: Axes) -> Policy:
-    """Build SmolVLA in float32 on torch's default device."""
+    """Build SmolVLA in float32 on torch's default device.
+
+    Raises:
+        UnsupportedError: its configuration has tokens around images, whose ids lerobot reads from a tokenizer.
+    """
     features = Features(cameras=axes.cams, pixels=preset["pixels"], dims=preset["dims"])
     sides, dims = (features.pixels, features.pixels), {"max_state_dim": features.dims, "max_action_dim": features.dims}
     config = features.config("smolvla", "SmolVLA", resize_imgs_with_padding=sides, **dims, **preset["config"])
+    if config.add_image_special_tokens:
+        raise UnsupportedError(
+            "lerobot:smolvla cannot be built here: add_image_special_tokens needs a tokenizer from the model hub"
+        )
     modeling = import_lerobot("lerobot.policies.smolvla.modeling_smolvla")
     backbone = import_lerobot("lerobot.policies.smolvla.smolvlm_with_expert")
     sizes = preset["sizes"]

@@ -4,6 +4,7 @@ Needs benchbox by PYTHONPATH. FOLDER has `request.json`. Written are a dataset, 
 `<policy>.safetensors` for each policy: `adapter.<name>` is an entry of the batch that the adapter gives to it in training,
 `lerobot.<name>` that of lerobot's dataset and normalisation, and `acted` are its actions (B, N, A) when its network returns the
 chunk that it was trained on. `alone` are its actions (1, N, A) for the last sample, and `beside` those beside the others.
+ACT has two more: `evaluated`, a loss in evaluation mode, and `distances` (B, N, A) of its actions from the recorded ones.
 """
 
 import json
@@ -46,6 +47,8 @@ def main(folder):
         }
         if name in request["acting"]:
             policy.eval()
+            if name == "act":
+                tensors |= evaluate_act(policy, batch)
             inputs = {key: batch[key] for key in policy.batch_spec().fields(acting=True)}
             alone = policy({key: tensor[-1:] for key, tensor in inputs.items()}, act=True)
             tensors |= {"alone": alone, "beside": policy(inputs, act=True)[-1:]}
@@ -77,6 +80,14 @@ def trained_batch(policy, batch):
     policy(batch)
     hook.remove()
     return batches[0]
+
+
+def evaluate_act(policy, batch):
+    """Return the loss of ACT in evaluation mode, on the chunks within an episode, and their distances from what it acts."""
+    whole = ~batch["action_is_pad"].any(dim=1)
+    batch = {key: tensor[whole] for key, tensor in batch.items()}
+    inputs = trained_batch(policy, batch)
+    return {"evaluated": policy(batch).total, "distances": inputs["action"] - policy.module.predict_action_chunk(inputs)}
 
 
 def own_batch(folder, config, indices):
