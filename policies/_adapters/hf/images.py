@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from benchbox.errors import UnsupportedError
 
@@ -17,6 +18,9 @@ _DEFAULT_PIXELS = 224  # where images may have any size
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # images as rows of patches
 _BY_SAMPLE = ("idefics3", "smolvlm")  # images (B, C, 3, H, W)
 _BY_IMAGE = ("paligemma", "gemma3", "llava")  # images (B * C, 3, H, W)
+# Images of these are normalised as those of CLIP, and of all others to values from -1 to 1: the defaults of their processors. A
+# processor of qwen3_vl has that of qwen2_vl as its class, and other numbers in its file.
+_AS_CLIP = ("qwen2_vl", "qwen2_5_vl", "llava")
 _IGNORED = -100  # label of a token that is not predicted
 
 
@@ -41,7 +45,7 @@ def image_size(config: Any, source: str) -> tuple[int, int]:
 
 def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
     """Return the keyword arguments of the model: every image, then the prompt, whose next tokens are predicted."""
-    images = batch["images"][:, -1].float() / 127.5 - 1  # (B, C, 3, H, W)
+    images = _normalise(batch["images"][:, -1], type(config).model_type)  # (B, C, 3, H, W)
     cameras, height, width = images.shape[1], *images.shape[-2:]
     vision = config.vision_config
     kind = type(config).model_type  # transformers 4 answers for the text model, where its config states a type
@@ -79,6 +83,15 @@ def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
     if kind in _PATCHED:
         inputs["mm_token_type_ids"] = (inputs["input_ids"] == placeholder).long()
     return inputs
+
+
+def _normalise(images: Tensor, kind: str) -> Tensor:
+    """Return images (..., 3, H, W) uint8 as float32, as the processor of a model type normalises them."""
+    mean, deviation = (
+        (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD) if kind in _AS_CLIP else (IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD)
+    )
+    offset, scale = (images.new_tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, deviation))
+    return (images / 255 - offset) / scale
 
 
 def _patch_rows(images: Tensor, patch: int, merge: int, frames: int) -> Tensor:

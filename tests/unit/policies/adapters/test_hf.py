@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import Gemma2ForCausalLM
 
 from benchbox.adapters.unused import _batch
@@ -149,16 +151,46 @@ def test_defaults_of_transformers_whose_parts_do_not_fit_are_refused(kind):
         build(kind, size="full")
 
 
-def test_patches_of_qwen_are_those_of_the_image():
-    """Each row is one patch, of every frame; rows that are merged follow one another."""
-    policy = build("qwen2_5_vl")
+@pytest.mark.parametrize(
+    ("kind", "processor"),
+    [
+        ("paligemma", "SiglipImageProcessor"),
+        ("gemma3", "Gemma3ImageProcessor"),
+        ("smolvlm", "SmolVLMImageProcessor"),
+        ("qwen2_5_vl", "Qwen2VLImageProcessor"),
+    ],
+)
+def test_images_are_what_the_processor_of_the_model_makes_of_them(kind, processor):
+    """Values and, of Qwen, the order of patches: rows that are merged follow one another."""
+    policy = build(kind, cams=2)
     batch = _batch(policy)
-    vision = policy.module.config.vision_config
-    rows = policy._batch(batch)["pixel_values"]
-    image = batch["images"][0, -1, 0].float() / 127.5 - 1
-    patch, frames = vision.patch_size, vision.temporal_patch_size
-    second = image[:, :patch, patch : 2 * patch]  # right of the first, and merged with it
-    torch.testing.assert_close(rows[1].view(3, frames, patch, patch), second[:, None].expand(-1, frames, -1, -1))
+    batch["images"] = torch.randint(0, 256, batch["images"].shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    vision, options = policy.module.config.vision_config, {}
+    if kind == "smolvlm":
+        options = {"do_image_splitting": False, "max_image_size": {"longest_edge": batch["images"].shape[-1]}}
+    elif kind == "qwen2_5_vl":
+        options = {
+            "patch_size": vision.patch_size,
+            "merge_size": vision.spatial_merge_size,
+            "temporal_patch_size": vision.temporal_patch_size,
+        }
+    processor = getattr(transformers, f"{processor}Pil", None) or getattr(transformers, processor)  # version 5, and 4
+    images = [image.permute(1, 2, 0).numpy() for image in batch["images"][:, -1].flatten(0, 1)]
+    expected = processor(**options)(images, do_resize=False, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(policy._batch(batch)["pixel_values"].flatten(), expected.flatten(), atol=1e-5, rtol=0)
+
+
+def test_images_of_llava_are_normalised_as_those_of_clip():
+    config, processor = transformers.LlavaConfig(), transformers.CLIPImageProcessor
+    images = torch.randint(0, 256, (1, 1, 1, 3, 336, 336), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    prompt = torch.ones(1, 4, dtype=torch.long)
+    adapter = import_module("benchbox_policies._adapters.hf.images")
+    ours = adapter.image_inputs(config, {"images": images, "prompt_tokens": prompt, "prompt_mask": prompt.bool()})[
+        "pixel_values"
+    ]
+    options = {"do_resize": False, "do_center_crop": False, "return_tensors": "pt"}
+    expected = processor()(images[0, 0, 0].permute(1, 2, 0).numpy(), **options)["pixel_values"]
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 def test_a_config_folder_is_read_as_it_is(tmp_path):
