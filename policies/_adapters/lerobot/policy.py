@@ -86,7 +86,9 @@ def _act_policy(policy_class: Any) -> Any:
     class EvaluatedAct(policy_class):
         def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, float]]:
             """Return the loss, a scalar, and its parts."""
-            with replaced(self.config, use_vae=self.config.use_vae and self.training):
+            if self.training:
+                return cast("tuple[Tensor, dict[str, float]]", super().forward(batch))
+            with replaced(self.config, use_vae=False):
                 return cast("tuple[Tensor, dict[str, float]]", super().forward(batch))
 
     EvaluatedAct.__name__ = policy_class.__name__
