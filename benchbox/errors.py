@@ -20,6 +20,8 @@ EXIT_THRESHOLD = 4
 EXIT_INCONCLUSIVE = 5
 EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
 
+MAKE_ROOM = "make room, or write elsewhere"  # what to do about a full disk
+
 
 class BenchboxError(Exception):
     """Anything benchbox reports in one line instead of a traceback."""

@@ -10,7 +10,7 @@ from importlib import import_module
 import typer
 
 from benchbox import __version__
-from benchbox.errors import EXIT_INTERNAL, EXIT_STOPPED, EXIT_USAGE, BenchboxError
+from benchbox.errors import EXIT_INTERNAL, EXIT_STOPPED, EXIT_USAGE, MAKE_ROOM, BenchboxError
 
 # Module and function of each verb, or its group of verbs. Modules import what they need inside their functions:
 # `benchbox --help` must not load torch.
@@ -71,8 +71,8 @@ for name, target in VERBS.items():
 
 # Errors of the place that output goes to, with what to do about them. Any other OSError is a bug.
 _OUTPUT_ERRORS = {
-    errno.ENOSPC: "; make room, or write elsewhere",
-    errno.EDQUOT: "; make room, or write elsewhere",
+    errno.ENOSPC: f"; {MAKE_ROOM}",
+    errno.EDQUOT: f"; {MAKE_ROOM}",
     errno.EROFS: "; write elsewhere",
     errno.EISDIR: "; name a file",
     errno.ENOTDIR: "; write elsewhere",

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state_dic
 from benchbox.dcp.metadata import load_metadata
 from benchbox.dcp.shards import Shards, full_shards
 from benchbox.dcp.untrusted import first_line
-from benchbox.errors import DataError
+from benchbox.errors import MAKE_ROOM, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Shards], group: dist.Proces
 def describe_failure(error: BaseException) -> str:
     """Return class and message of the error of a write, and what to do where the disk is full."""
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{type(error).__name__}: {first_line(error)}{'; make room, or write elsewhere' if is_full else ''}"
+    return f"{type(error).__name__}: {first_line(error)}{f'; {MAKE_ROOM}' if is_full else ''}"
 
 
 class _Writer(FileSystemWriter):

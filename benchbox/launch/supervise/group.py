@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchbox.errors import RecordError
+from benchbox.errors import MAKE_ROOM, RecordError
 from benchbox.launch.supervise.desync import add_positions
 from benchbox.launch.supervise.outcome import classify_outcome, unreadable_events
 from benchbox.launch.supervise.stacks import collect_stacks, shorten_files
@@ -75,7 +75,8 @@ def _name_full_disk(outcome: Outcome, job: Job) -> Outcome:
     error = outcome.error
     if error is None or outcome.status != "crash" or shutil.disk_usage(job.folder).free > _FULL_BYTES:
         return outcome
-    message = f"{error['message']}; the disk of {job.folder} is full: make room, or write elsewhere"
+    cause = error["message"].removesuffix(f"; {MAKE_ROOM}")  # of a checkpoint that could not be written
+    message = f"{cause}; the disk of {job.folder} is full: {MAKE_ROOM}"
     return replace(outcome, error={**error, "message": message})
 
 

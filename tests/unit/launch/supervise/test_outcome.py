@@ -236,4 +236,6 @@ def test_a_crash_beside_a_full_disk_says_so() -> None:
     assert (
         _name_full_disk(crash, job).error["message"] == f"{message}; the disk of /proc is full: make room, or write elsewhere"
     )
+    with_remedy = replace(crash, error=crash.error | {"message": f"{message}; make room, or write elsewhere"})
+    assert _name_full_disk(with_remedy, job) == _name_full_disk(crash, job), "the remedy is there once"
     assert _name_full_disk(crash, replace(job, folder=Path(__file__).parent)) == crash
