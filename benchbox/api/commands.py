@@ -147,12 +147,14 @@ def _words(options: str | Sequence[str]) -> list[str]:
 
 def _yaml(where: str, value: Any) -> str:
     """Return a value as `--set` reads it. Text stays text, whatever it would be in YAML: 007, null, or with a comment."""
-    text = json_of(where, value)  # YAML has no pairs of surrogates
+    text = json_of(where, value)
     return re.sub(r"\\(.)", lambda escape: r"\x22" if escape[1] == '"' else escape[0], text)  # --set ends text at each quote
 
 
 def json_of(where: str, value: Any) -> str:
     """Return a value of a matrix as JSON, which is YAML. A path is text, and numbers of NumPy are numbers.
+
+    Characters are written as themselves: YAML has no pairs of surrogates.
 
     Args:
         where: the argument that it was given in, for messages.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from benchbox.registry.freezing import FreezePreset
     from benchbox.spec.optim import GroupSpec, OptimSpec
+
+_PARTS = ("backbone", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) 
     plans = []
     for index in range(unmatched + 1):
         group = optim.groups[index] if index < unmatched else None
-        for part, decay in (("backbone", True), ("backbone", False), ("head", True), ("head", False)):
+        for part, decay in product(_PARTS, (True, False)):
             if group_names := names_by_group.get((index, part, decay)):
                 plans.append(_plan(group, part, decay, tuple(group_names), optim))
     frozen = [plan for plan in plans if plan.freeze_steps]
@@ -128,8 +131,8 @@ def _role(roles: Mapping[str, Role], name: str) -> Role:
     if name not in roles:
         raise ConfigurationError(Problem("", f"parameter {name} has no role", "add it to the policy's parameter_roles()"))
     role = roles[name]
-    if not isinstance(role, Role) or role.part not in ("backbone", "head"):  # it would be in no group, and not be trained
-        raise ConfigurationError(Problem("", f"parameter {name} has the role {role!r}", "its part is backbone or head"))
+    if not isinstance(role, Role) or role.part not in _PARTS:  # it would be in no group, and not be trained
+        raise ConfigurationError(Problem("", f"parameter {name} has the role {role!r}", f"its part is {' or '.join(_PARTS)}"))
     return role
 
 

@@ -119,8 +119,8 @@ class Features:
 
 def _check_modes(config: Any, source: str) -> None:
     image_modes = _IMAGE_MODES.get(source, ("IDENTITY",))
-    known = {"VISUAL": image_modes, "STATE": tuple(_MODES), "ACTION": tuple(_MODES)}
-    for feature, modes in known.items():
+    modes_of_features = {"VISUAL": image_modes, "STATE": tuple(_MODES), "ACTION": tuple(_MODES)}
+    for feature, modes in modes_of_features.items():
         if (mode := config.normalization_mapping[feature].name) not in modes:
             raise UnsupportedError(
                 f"lerobot:{source} cannot be built here: its normalization_mapping has {mode} for {feature}, which is "
