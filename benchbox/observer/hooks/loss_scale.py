@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 # Smaller factors weight a loss; loss scales are powers of two, from 128 on in practice.
 _MIN_SCALE = 16.0
-# Operations that multiply a loss by a constant, or leave it as it is, and those that reduce the losses of samples to it.
+# Operations that multiply a loss by a constant or leave its value as it is, and those that reduce the losses of samples to it.
 _SCALING = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0", "CloneBackward0"})
+_VIEWS = frozenset({"ViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1", "UnsqueezeBackward0"})
 _REDUCING = frozenset({"MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1"})
 
 
@@ -45,11 +46,11 @@ class LossScaleWatch:
         if is_capturing():
             return
         last, node = None, loss.grad_fn
-        while node is not None and (name := node.name()) in _SCALING | _REDUCING:
+        while node is not None and (name := node.name()) in _SCALING | _VIEWS | _REDUCING:
             inputs = [function for function, _ in node.next_functions if function is not None]
             if len(inputs) != 1:  # two factors that are both trained
                 break
-            last, node = (last if name in _REDUCING else node), inputs[0]
+            last, node = (node if name in _SCALING else last), inputs[0]
         if last is not None:
             last.register_hook(self._measure)
         elif isinstance(gradient, Tensor):

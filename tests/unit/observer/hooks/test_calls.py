@@ -86,6 +86,9 @@ def scaled_and_halved(losses):
         (lambda losses: (512 * losses).mean(), set()),
         (lambda losses: (512 * losses).sum() / len(losses), set()),
         (scaled_and_halved, set()),
+        (lambda losses: (512 * losses.view(4, -1)).view(-1).mean(), set()),
+        (lambda losses: (512 * losses.mean()).reshape(1).squeeze(0).unsqueeze(0), set()),
+        (lambda losses: (2.5 * losses.mean()).reshape(1).squeeze(0).unsqueeze(0), {"BXP305"}),
     ],
 )
 def test_a_loss_that_the_script_multiplies_by_hand_is_scaled(scaled, reported):
