@@ -171,6 +171,10 @@ class RankGroup(Protocol):
         Valid after `end`.
         """
 
+    def lost_node(self) -> str | None:
+        """Return a line about the node whose loss ended the group, with the remedy; None if none was lost."""
+        return None
+
 
 class Launcher(Protocol):
     """Starts jobs. Ranks report through the event files of their job, so a launcher only has to start and end them."""

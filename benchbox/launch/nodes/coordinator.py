@@ -68,6 +68,7 @@ class _CoordinatedGroup(RankGroup):
         self._followers = followers
         self._failing_since: float | None = None
         self._ended_ranks = False  # of this node, which ran until `end`
+        self._lost_node: str | None = None
 
     def poll(self, timeout_s: float = 0.0) -> int | None:
         """Return the exit code once all nodes have ended well, or one failed and the ranks here did not follow, or was lost."""
@@ -104,11 +105,15 @@ class _CoordinatedGroup(RankGroup):
         here = () if self._ended_ranks else self._local.failures()
         return [*here, *(failure for failures in elsewhere for failure in failures)]
 
+    def lost_node(self) -> str | None:
+        return self._lost_node
+
     def _is_running(self, follower: NodeWatch) -> bool:
         return follower.read().get("ended", 0) < self._number and not follower.lost
 
     def _lost(self) -> bool:
-        return any(follower.lost for follower in self._followers)
+        self._lost_node = next((_absence(follower) for follower in self._followers if follower.lost), None)
+        return self._lost_node is not None
 
 
 def wait_for_nodes(file: NodeFile, nodes: NodeSettings, stop: Callable[[], bool] = never_stop) -> CoordinatedLauncher | None:
@@ -146,7 +151,9 @@ def wait_for_nodes(file: NodeFile, nodes: NodeSettings, stop: Callable[[], bool]
 def _check_present(follower: NodeWatch) -> None:
     follower.read()
     if follower.lost:
-        ending = "has ended" if follower.values.get("closed") else "no longer reports"
-        raise NodeLostError(
-            f"{follower.label} {ending}; start the same command on every node again to continue, a training with --resume"
-        )
+        raise NodeLostError(_absence(follower))
+
+
+def _absence(follower: NodeWatch) -> str:
+    ending = "has ended" if follower.values.get("closed") else "no longer reports"
+    return f"{follower.label} {ending}; start the same command on every node again to continue, a training with --resume"

@@ -33,7 +33,7 @@ class Outcome:
 
 
 def classify_outcome(
-    ending: GroupEnding, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, log_tail: str = ""
+    ending: GroupEnding, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, obstacle: str = ""
 ) -> Outcome:
     """Classify how a group ended. The first that applies:
 
@@ -54,14 +54,15 @@ def classify_outcome(
         ending: why watching ended, with the trace of every rank.
         failures: exits of failed ranks in the order they were noticed.
         stacks: stack dumps by rank, where the ranks wrote any.
-        log_tail: end of the group's log, used as the message of a group in which no rank started.
+        obstacle: what kept ranks from starting, the message of a group in which none did: the loss of a node, else the end of
+            the group's log.
     """
     if ending.cause == "stopped":
         return Outcome("interrupted", _error("Interrupted", "stopped by the user before it ended"))
     if ending.cause == "ended" and not any(trace.pid is not None for trace in ending.traces):
         if _launcher_was_killed(ending, failures):
             return _killed_launcher(ending)
-        return _crash("LaunchError", f"no rank started: {log_tail or 'the log of the group is empty'}")
+        return _crash("LaunchError", f"no rank started: {obstacle or 'the log of the group is empty'}")
     failed_ranks = failures if ending.cause == "ended" else ()  # otherwise they failed because the launcher ended them
     error_events = sorted((event for trace in ending.traces for event in trace.errors), key=lambda event: event["monotonic_s"])
     primary_errors = [event for event in error_events if not event.get("secondary")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from benchbox.launch.nodes.files import NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.nodes.follower import follow
 from benchbox.launch.nodes.settings import read_node_settings
 from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.environments import merge_environments
 from benchbox.store.files import write_text
@@ -178,6 +180,27 @@ def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> No
         follower.join()
         with pytest.raises(NodeLostError, match=r"node 1 \(.+\) has ended; start the same command on every node again"):
             launcher.start(job(tmp_path))
+
+
+def test_a_node_that_is_lost_before_any_rank_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of torchrun, which waits for the other node, runs a command that waits."""
+    monkeypatch.setattr(TorchrunLauncher, "command", lambda *_: ["sh", "-c", "echo a warning of torch; exec sleep 600"])
+    nodes, launch = replace(NODES, timeout_s=60.0), job(tmp_path / "launch", ranks=2, nnodes=2)
+    with NodeFile(tmp_path, 0) as file, NodeFile(tmp_path, 1) as follower:
+        follower.update(session=file.id)
+        launcher = wait_for_nodes(file, nodes)
+        assert launcher is not None
+
+        def lose_node() -> bool:
+            if launch.group_log.stat().st_size:
+                follower.update(closed=True)
+            return False
+
+        outcome = run_group(launch, launcher, stop=lose_node)
+    assert outcome.error is not None
+    start, _, remedy = outcome.error["message"].partition(" has ended; ")
+    assert (outcome.status, start) == ("crash", f"no rank started: node 1 ({socket.gethostname()})")
+    assert remedy == "start the same command on every node again to continue, a training with --resume"
 
 
 class Ranks(RankGroup):
