@@ -65,8 +65,9 @@ def run_group(
     finally:
         group.end()
         job.remove_empty_stacks()
-    obstacle = group.lost_node() or _read_tail(job.group_log)
-    outcome = classify_outcome(ending, group.failures(), stacks=stacks, obstacle=obstacle)
+    outcome = classify_outcome(
+        ending, group.failures(), stacks=stacks, lost_node=group.lost_node(), log_tail=_read_tail(job.group_log)
+    )
     outcome = add_positions(outcome, job, ending.traces, stacks)
     return _shorten_tracebacks(_name_node(_name_full_disk(outcome, job), job))
 

@@ -33,7 +33,12 @@ class Outcome:
 
 
 def classify_outcome(
-    ending: GroupEnding, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, obstacle: str = ""
+    ending: GroupEnding,
+    failures: Sequence[RankExit] = (),
+    *,
+    stacks: Mapping[int, str] | None = None,
+    lost_node: str | None = None,
+    log_tail: str = "",
 ) -> Outcome:
     """Classify how a group ended. The first that applies:
 
@@ -43,10 +48,11 @@ def classify_outcome(
     4. a rank failed, and not because another had: the earliest such failure
     5. the launcher of the ranks was killed, and they ended with it
     6. the launcher ended the group, because it made no progress or exceeded the time limit
-    7. a rank disappeared without reporting an error
-    8. a rank failed because another had
-    9. the group failed although every rank was done
-    10. the ranks stopped a training because they were asked to
+    7. a rank disappeared without reporting an error, of another node where a node was lost
+    8. a node was lost that had ended its ranks
+    9. a rank failed because another had
+    10. the group failed although every rank was done
+    11. the ranks stopped a training because they were asked to
 
     Otherwise it is ok.
 
@@ -54,15 +60,15 @@ def classify_outcome(
         ending: why watching ended, with the trace of every rank.
         failures: exits of failed ranks in the order they were noticed.
         stacks: stack dumps by rank, where the ranks wrote any.
-        obstacle: what kept ranks from starting, the message of a group in which none did: the loss of a node, else the end of
-            the group's log.
+        lost_node: a line about the node whose loss ended the group, see `RankGroup.lost_node`.
+        log_tail: end of the group's log, used as the message of a group in which no rank started.
     """
     if ending.cause == "stopped":
         return Outcome("interrupted", _error("Interrupted", "stopped by the user before it ended"))
     if ending.cause == "ended" and not any(trace.pid is not None for trace in ending.traces):
         if _launcher_was_killed(ending, failures):
             return _killed_launcher(ending)
-        return _crash("LaunchError", f"no rank started: {obstacle or 'the log of the group is empty'}")
+        return _crash("LaunchError", f"no rank started: {lost_node or log_tail or 'the log of the group is empty'}")
     failed_ranks = failures if ending.cause == "ended" else ()  # otherwise they failed because the launcher ended them
     error_events = sorted((event for trace in ending.traces for event in trace.errors), key=lambda event: event["monotonic_s"])
     primary_errors = [event for event in error_events if not event.get("secondary")]
@@ -74,8 +80,10 @@ def classify_outcome(
         return _killed_launcher(ending)
     if ending.cause in ("hang", "timeout"):
         return _stuck_group(ending, stacks or {})
-    if disappeared := _disappeared_rank(ending, failed_ranks):
+    if disappeared := _disappeared_rank(ending, failed_ranks, only_elsewhere=lost_node is not None):
         return disappeared
+    if lost_node is not None:
+        return _crash("NodeLostError", lost_node)
     if error_events:
         return _reported_error(error_events[0])
     if ending.exit_code:
@@ -135,8 +143,10 @@ def _stuck_group(ending: GroupEnding, stacks: Mapping[int, str]) -> Outcome:
     return Outcome(ending.cause, error)
 
 
-def _disappeared_rank(ending: GroupEnding, failed_ranks: Sequence[RankExit]) -> Outcome | None:
+def _disappeared_rank(ending: GroupEnding, failed_ranks: Sequence[RankExit], *, only_elsewhere: bool) -> Outcome | None:
     missing = [trace for trace in ending.traces if trace.final_event is None]
+    if only_elsewhere:  # the launcher ended the ranks of this node
+        missing = [trace for trace in missing if trace.remote]
     if ending.cause == "failing":  # the launcher ended the ranks that were alive: only those dead before count
         missing = [trace for trace in missing if stopped_reporting(trace, ending.at)]
     if not missing:

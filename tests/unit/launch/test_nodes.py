@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -24,6 +25,7 @@ from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.environments import merge_environments
+from benchbox.store.events import EventWriter
 from benchbox.store.files import write_text
 from tests.support.nodes import NODES, job
 
@@ -182,8 +184,11 @@ def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> No
             launcher.start(job(tmp_path))
 
 
-def test_a_node_that_is_lost_before_any_rank_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of torchrun, which waits for the other node, runs a command that waits."""
+@pytest.mark.parametrize("have_started", [False, True])
+def test_a_node_that_ends_is_named_and_not_a_rank_of_the_nodes_that_are_left(
+    have_started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the ranks have started, and later. In place of torchrun, which waits for the other node, runs one that waits."""
     monkeypatch.setattr(TorchrunLauncher, "command", lambda *_: ["sh", "-c", "echo a warning of torch; exec sleep 600"])
     nodes, launch = replace(NODES, timeout_s=60.0), job(tmp_path / "launch", ranks=2, nnodes=2)
     with NodeFile(tmp_path, 0) as file, NodeFile(tmp_path, 1) as follower:
@@ -191,16 +196,21 @@ def test_a_node_that_is_lost_before_any_rank_started_is_named(tmp_path: Path, mo
         launcher = wait_for_nodes(file, nodes)
         assert launcher is not None
 
-        def lose_node() -> bool:
+        def end_node() -> bool:
             if launch.group_log.stat().st_size:
+                for rank in range(2) if have_started else ():
+                    EventWriter(launch.events(rank), rank).write("start", pid=os.getpid())
+                if have_started:
+                    EventWriter(launch.events(1), 1).write("terminated", signal="SIGTERM")
                 follower.update(closed=True)
             return False
 
-        outcome = run_group(launch, launcher, stop=lose_node)
+        outcome = run_group(launch, launcher, stop=end_node)
+    assert (outcome.status, outcome.error and outcome.error["rank"]) == ("crash", None)
     assert outcome.error is not None
-    start, _, remedy = outcome.error["message"].partition(" has ended; ")
-    assert (outcome.status, start) == ("crash", f"no rank started: node 1 ({socket.gethostname()})")
-    assert remedy == "start the same command on every node again to continue, a training with --resume"
+    ending = f"node 1 ({socket.gethostname()}) has ended; start the same command on every node again to continue, a training"
+    start = "" if have_started else "no rank started: "
+    assert outcome.error["message"] == f"{start}{ending} with --resume"
 
 
 class Ranks(RankGroup):

@@ -104,12 +104,12 @@ def test_ranks_terminated_by_another_process_are_a_crash() -> None:
 
 
 def test_an_error_of_the_one_rank_that_started_is_what_happened() -> None:
-    outcome = classify_outcome(ending("ended", [error(status="oom")], [], exit_code=1), obstacle="a rendezvous failed")
+    outcome = classify_outcome(ending("ended", [error(status="oom")], [], exit_code=1), log_tail="a rendezvous failed")
     assert (outcome.status, outcome.error["type"]) == ("oom", "SomeError")
 
 
 def test_when_no_rank_started_the_message_is_the_end_of_the_log() -> None:
-    outcome = classify_outcome(ending("ended", [], [], exit_code=1), obstacle="No module named benchbox")
+    outcome = classify_outcome(ending("ended", [], [], exit_code=1), log_tail="No module named benchbox")
     assert (outcome.status, outcome.error["type"]) == ("crash", "LaunchError")
     assert "No module named benchbox" in outcome.error["message"]
 
