@@ -65,9 +65,13 @@ class DataError(BenchboxError):
 
 
 class CheckpointError(DataError):
-    """A checkpoint of a training could not be written."""
+    """A checkpoint of a training could not be written; `rank` is the one that could not, of all that raise the error."""
 
     exit_code = EXIT_CELL_FAILED
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class RecordError(BenchboxError):

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state_dic
 from benchbox.dcp.metadata import load_metadata
 from benchbox.dcp.shards import Shards, full_shards
 from benchbox.dcp.untrusted import first_line
-from benchbox.errors import MAKE_ROOM, DataError
+from benchbox.errors import MAKE_ROOM, CheckpointError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Shards], group: dist.Proces
     Files are flushed to disk. A rank writes `__<rank>_<n>.distcp`, the first one `.metadata`.
 
     Raises:
-        DataError: on every rank, with the error of a rank that failed.
+        CheckpointError: on every rank, with the error of a rank that failed.
     """
     writer = _Writer(folder, single_file_per_rank=True, sync_files=True)
     try:
@@ -52,7 +52,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Shards], group: dist.Proces
         )
     except CheckpointException as error:  # no subclass of Exception
         number, (cause, _) = next(iter(error.failures.items()))
-        raise DataError(f"rank {number}: {describe_failure(cause)}") from error
+        raise CheckpointError(f"rank {number}: {describe_failure(cause)}", rank=number) from error
 
 
 def describe_failure(error: BaseException) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from benchbox.errors import BenchboxError
+from benchbox.errors import BenchboxError, CheckpointError
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import ProgressTracker
@@ -29,6 +29,7 @@ class ErrorEvent(TypedDict):
     traceback: str
     operation: str | None  # that needed the memory, where the error names it
     secondary: bool  # raised by a collective that broke, as happens when another rank failed
+    rank: NotRequired[int]  # that is at fault, where the error says which
 
 
 class Reporter:
@@ -66,7 +67,7 @@ def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
         status = "interrupted"
     else:
         status = "crash"
-    return {
+    event: ErrorEvent = {
         "status": status,
         "type": type(error).__name__,
         "message": _printable(str(error)),
@@ -77,6 +78,9 @@ def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
         "operation": getattr(error, "operation", None),
         "secondary": status == "crash" and (isinstance(error, dist.DistError) or _is_of_gloo(error)),
     }
+    if isinstance(error, CheckpointError) and error.rank is not None:
+        event["rank"] = error.rank
+    return event
 
 
 def _is_of_gloo(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from benchbox.dcp.files import METADATA, describe_failure, write_shards
-from benchbox.errors import CheckpointError, DataError
+from benchbox.errors import CheckpointError
 from benchbox.store.checkpoints import (
     TENSORS,
     TRAINER,
@@ -103,15 +103,18 @@ def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> l
     if group is not None:
         answers *= dist.get_world_size(group)
         dist.all_gather_object(answers, (problem, result), group=group)
-    for number, (text, _) in enumerate(answers):
-        if text is not None:
-            where = "" if text.startswith("rank ") else f"rank {number}: "  # an error of tensors names its rank on all of them
-            raise CheckpointError(f"the checkpoint could not be written on {where}{text}")
+    for problem, _ in answers:
+        if problem is not None:
+            failed, text = problem
+            raise CheckpointError(f"the checkpoint could not be written on {text}", rank=failed)
     return [value for _, value in answers]
 
 
-def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, DataError) else describe_failure(error)
+def _describe(error: Exception) -> tuple[int | None, str]:
+    """Return the rank that failed, which is another one where tensors could not be written there, and a text that names it."""
+    if isinstance(error, CheckpointError):
+        return error.rank, str(error)
+    return rank(), f"rank {rank()}: {describe_failure(error)}"
 
 
 class BackgroundTask:
