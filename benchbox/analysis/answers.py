@@ -68,6 +68,7 @@ class Answer:
     unknown_memory: int  # set-ups that ended ok and whose peak was not observed, if there is a limit
     failed: Mapping[str, int]  # number of the set-ups without a result that counts, by status
     wrong: tuple[CellSummary, ...]  # set-ups at least as fast whose precision is wrong, the fastest first
+    slower_wrong: int  # other set-ups whose precision is wrong
     more_launches: int | None  # of the fastest and its nearest rival, before any difference could settle them
 
     @property
@@ -211,6 +212,8 @@ def _answer(setups: _SetUps, tests: _Tests) -> Answer:
         untested = setups.untested & {nearest.summary.cell_id, fastest.cell_id if fastest else ""}
         tested = 0 if untested else min(nearest.effect.launches)
         missing = launches_to_settle(max(1, tests.pairs), alpha=tests.criteria.alpha) - tested
+    wrong = [summary for summary in setups.fitting if precision_state(summary) == "wrong"]
+    faster_wrong = [summary for summary in wrong if fastest is None or _speed(summary) >= _speed(fastest)]
     return Answer(
         task=setups.task,
         fastest=fastest,
@@ -220,11 +223,8 @@ def _answer(setups: _SetUps, tests: _Tests) -> Answer:
         too_large=setups.too_large,
         unknown_memory=setups.unknown_memory,
         failed=setups.failed,
-        wrong=tuple(
-            summary
-            for summary in setups.fitting
-            if precision_state(summary) == "wrong" and (fastest is None or _speed(summary) >= _speed(fastest))
-        ),
+        wrong=tuple(faster_wrong),
+        slower_wrong=len(wrong) - len(faster_wrong),
         more_launches=missing if missing > 0 else None,
     )
 

@@ -93,7 +93,8 @@ def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criter
             reason = f"the memory of {counted(answer.unknown_memory, 'set-up')} is unknown"
         if answer.too_large:
             unknown = f"; {reason}" if answer.unknown_memory else ""
-            reason = f"none of {answer.too_large} set-ups fits{limit}{unknown}"
+            reason = f"none of {answer.too_large} set-ups fits" if answer.too_large > 1 else "1 set-up does not fit"
+            reason += f"{limit}{unknown}"
         if answer.wrong:
             reason = "the precision of every set-up that fits is wrong"
         return (AnswerLine(text=f"No answer: {reason}.", level="bad"),)
@@ -113,12 +114,29 @@ def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], lim
     if answer.candidates > 1:
         among = f"Fastest of {answer.candidates}{f' of {total}' if answer.failed else ''} set-ups{limit}"
     else:
-        among = f"The only set-up{f' of {total} that ended ok' if answer.failed else ''}{limit}"
-    left = f"; {answer.too_large} need more" if answer.too_large else ""
+        among = _only_setup(answer, total, limit)
+    left = f"; {_need(answer.too_large)} more" if answer.too_large else ""
     left += f"; {_outcomes(answer.failed)}" if answer.failed else ""
-    left += f"; what {answer.unknown_memory} need is unknown" if answer.unknown_memory else ""
+    left += f"; what {_need(answer.unknown_memory)} is unknown" if answer.unknown_memory else ""
+    left += f"; the precision of {answer.slower_wrong} slower is wrong" if answer.slower_wrong else ""
     name = label(fastest.cell, axes)
     return f"{among}: {name}, {quantity(speed.value, 'samples/s')}{memory}{left}."
+
+
+def _only_setup(answer: Answer, total: int, limit: str) -> str:
+    """Return in what the only candidate differs from the other set-ups of its task, of `total` that ran or should have."""
+    is_left_out = {
+        f"fits{limit}": answer.too_large or answer.unknown_memory,
+        "has no error of precision": answer.wrong or answer.slower_wrong,
+    }
+    reasons = [reason for reason, count in is_left_out.items() if count]
+    if not reasons:
+        return f"The only set-up{f' of {total} that ended ok' if answer.failed else ''}{limit}"
+    return f"The only set-up that {' and '.join(['ended ok'] * bool(answer.failed) + reasons)}"
+
+
+def _need(number: int) -> str:
+    return f"{number} needs" if number == 1 else f"{number} need"
 
 
 def _outcomes(failed: Mapping[str, int]) -> str:

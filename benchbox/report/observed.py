@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.quantities import UNKNOWN, counted, quantity
 from benchbox.analysis.summary import CellSummary, label, matrix_text
 from benchbox.registry.padding import describe_sizes
 from benchbox.registry.weights import weights_text
@@ -153,9 +153,10 @@ def _compilation(record: LaunchRecord) -> list[str]:
     longest = max(compilation["per_rank"], key=lambda rank: rank["time_s"])
     looked_up = longest["from_cache"] + longest["not_from_cache"]
     cache = f", {longest['from_cache']} of their {looked_up} passes found in the cache" if looked_up else ""
-    late = f", {longest['in_measured_steps']} compilations in measured steps" if longest["in_measured_steps"] else ""
+    in_steps = longest["in_measured_steps"]
+    late = f", {counted(in_steps, 'compilation')} in measured steps" if in_steps else ""
     return [
-        f"{longest['graphs']} graphs, {quantity(longest['time_s'], 's')}{cache}{late}",
+        f"{counted(longest['graphs'], 'graph')}, {quantity(longest['time_s'], 's')}{cache}{late}",
         *(f"graph break at {entry['where']}: {entry['reason']} ({entry['count']})" for entry in longest["graph_breaks"]),
         *(f"{entry['function']} was compiled again: {entry['reason']}" for entry in longest["recompilations"]),
         *(
@@ -273,7 +274,7 @@ def _flops_text(model: int, recomputed: int | None) -> str:
 
 
 def _recomputed_modules(count: int | None) -> str | None:
-    return None if count is None else f"{count} modules recomputed"
+    return None if count is None else f"{counted(count, 'module')} recomputed"
 
 
 def _trainable_share(observed: ObservedRecord) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.changes import UNSETTLED
+from benchbox.analysis.quantities import counted
 from benchbox.report.comparison.view import COLUMNS, NUMBERS, method_sentence, row_texts, summary_sentences
 from benchbox.report.markdown import escape, table_lines
 
@@ -42,7 +43,7 @@ def _lines(comparison: RunComparison) -> Iterator[str]:
             yield from (f"- {escape(reason)}" for reason in dict.fromkeys(change.reason for change in changes) if reason)
             yield ""
     if neutral := comparison.of_verdict("neutral"):
-        summary = f"<details><summary>{len(neutral)} figures did not change</summary>"
+        summary = f"<details><summary>{counted(len(neutral), 'figure')} did not change</summary>"
         yield from (summary, "", *_table(neutral), "", "</details>", "")
     yield escape(method_sentence(comparison))
 

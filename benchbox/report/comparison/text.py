@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.quantities import counted
 from benchbox.report.comparison.view import COLUMNS, NUMBERS, method_sentence, reasons, row_texts, summary_sentences
 from benchbox.report.rows import print_rows, say
 
@@ -21,7 +22,7 @@ def print_comparison(comparison: RunComparison, console: Console, *, everything:
     for reason in reasons(comparison):
         say(console, f"note: {reason}")
     if hidden := len(comparison.changes) - len(shown):
-        say(console, f"{hidden} figures did not change; --all lists them", style="dim")
+        say(console, f"{counted(hidden, 'figure')} did not change; --all lists {'it' if hidden == 1 else 'them'}", style="dim")
     for number, text in enumerate(summary_sentences(comparison)):
         say(console, text, style="" if number else "bold")
     say(console, method_sentence(comparison), style="dim")

@@ -55,6 +55,8 @@ def summary_sentences(comparison: RunComparison) -> list[str]:
     worse = counts.get("regression", 0)
     judged = sum(counts.get(verdict, 0) for verdict in ("regression", "improvement", "neutral"))
     answer = f"{worse} of {judged} settled figures are worse" if worse else f"none of {judged} settled figures is worse"
+    if not judged:
+        answer = "no figure is settled"
     sentences = [f"{comparison.head} against {comparison.base}: {answer} ({numbers})."]
     if comparison.differences:
         sentences.append(f"The runs also differ in {'; '.join(comparison.differences)}.")

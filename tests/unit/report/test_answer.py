@@ -255,7 +255,7 @@ def test_a_memory_limit_excludes_what_does_not_fit():
     summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
     fastest, *_ = box(summaries, memory_limit=200 * MIB)
     assert fastest[1].startswith("Fastest of 2 set-ups in 200 MiB: backend=ddp, ")
-    assert fastest[1].endswith("; 1 need more.")
+    assert fastest[1].endswith("; 1 needs more.")
     assert "backend=zero2" in box(summaries, memory_limit=300 * MIB)[0][1], "it fits if it takes all of it"
     assert box(summaries, memory_limit=MIB) == [("bad", "No answer: none of 3 set-ups fits in 1.00 MiB.")]
 
@@ -271,13 +271,40 @@ def test_a_set_up_of_unknown_memory_is_no_answer_within_a_limit():
     summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
     fastest, *_ = box(summaries, memory_limit=200 * MIB)
     assert fastest[1].startswith("Fastest of 2 set-ups in 200 MiB: backend=ddp, ")
-    assert fastest[1].endswith("; what 1 need is unknown.")
+    assert fastest[1].endswith("; what 1 needs is unknown.")
     expected = "No answer: none of 2 set-ups fits in 1.00 MiB; the memory of 1 set-up is unknown."
     assert box(summaries, memory_limit=MIB) == [("bad", expected)]
     assert box(summaries)[0][1].startswith("Fastest of 3 set-ups: backend=zero2, ")
     unknown = [CELL, ZERO2]
     compiled = summaries_of({CELL: 0.25, ZERO2: 0.2}, change=change)
     assert box(compiled, memory_limit=MIB) == [("bad", "No answer: the memory of 2 set-ups is unknown.")]
+
+
+def test_the_only_candidate_is_not_called_the_only_set_up_beside_others_that_ended_ok():
+    """One of them is too large, one is slower and wrong, and a third one crashed."""
+
+    def change(cell, record):
+        if cell is ZERO2:
+            return with_error(ZERO2, record)
+        if cell is FSDP2:
+            record["memory"]["worst"]["allocated_peak_bytes"] = 300 * MIB
+        if cell is ZERO1:
+            return record | {"status": "crash", "error": OOM, "throughput": None}
+        return record
+
+    slower, larger, crashed = "; the precision of 1 slower is wrong.", "; 1 needs more", "; 1 crashed"
+    for others, beginning, end in (
+        ([ZERO2], "The only set-up that has no error of precision: backend=ddp, ", slower),
+        ([ZERO2, ZERO1], "The only set-up that ended ok and has no error of precision: ", crashed + slower),
+        ([FSDP2, ZERO1], "The only set-up that ended ok and fits in 200 MiB: ", f"{larger}{crashed}."),
+        ([ZERO1], "The only set-up of 2 that ended ok in 200 MiB: ", f"{crashed}."),
+    ):
+        fastest, *_ = box(summaries_of({CELL: 0.2} | dict.fromkeys(others, 0.3), change=change), memory_limit=200 * MIB)
+        assert fastest[1].startswith(beginning)
+        assert fastest[1].endswith(end)
+    fastest, *_ = box(summaries_of({CELL: 0.2, FSDP2: 0.25, ZERO2: 0.3}, change=change))
+    assert fastest[1].startswith("Fastest of 2 set-ups: ")
+    assert fastest[1].endswith(slower)
 
 
 def test_every_task_has_an_answer_of_its_own_and_failed_cells_are_none():

@@ -56,10 +56,15 @@ def test_markdown_has_the_answer_first_and_hides_what_did_not_change():
     assert f"| backend=ddp | global\\_samples\\_per\\_s | {figures}" in lines
     assert "The runs also differ in torch 2.12 against 2.13." in lines
     assert "- gone \\| 50%" in lines
-    hidden = lines[lines.index("<details><summary>1 figures did not change</summary>") :]
+    hidden = lines[lines.index("<details><summary>1 figure did not change</summary>") :]
     assert any("backend=zero2" in line for line in hidden)
     assert "backend=\\<b\\>" in "\n".join(lines), "input is escaped"
     assert lines[-1].startswith("A change of at most 2% is none.")
+
+
+def test_where_no_figure_is_settled_none_is_said_not_to_be_worse():
+    unsettled = replace(COMPARISON, changes=CHANGES[1:2])
+    assert render_markdown(unsettled).startswith("**new against old: no figure is settled (1 missing).**")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_recom
         "limit reached: forward runs uncompiled where no variant fits: a ninth shape",
         "attend ran uncompiled: a loop (line 7)",
     ]
-    assert observations(compilation={"per_rank": [rank]})["torch.compile"] == ["1 graphs, 2.00 s"]
+    assert observations(compilation={"per_rank": [rank]})["torch.compile"] == ["1 graph, 2.00 s"]
 
 
 def test_compile_time_with_an_empty_cache_stands_beside_that_with_graphs_from_it() -> None:
