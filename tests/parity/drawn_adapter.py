@@ -1,4 +1,4 @@
-"""Configurations of lerobot's ACT, diffusion policy and SmolVLA that are drawn at random, as presets of the adapter."""
+"""Configurations of lerobot's policies that are drawn at random, as presets of the adapter."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ class AdapterDrawing:
     dims: int
     config: dict[str, Any]
     samples: int
-    sizes: dict[str, Any] | None = None  # of SmolVLA's vision-language model
+    sizes: dict[str, Any] | None = None  # of SmolVLA's vision-language model, and of pi0, pi05 and pi0-FAST
     real_dims: int | None = None  # None: all, as lerobot builds a policy without language for the dimensions of its data
+    missing: tuple[int, ...] = ()  # numbers of the cameras that no sample has
 
 
 def draw_adapter(policy: str, seed: int) -> AdapterDrawing:
-    """Draw a configuration that lerobot 0.4 and 0.6 can build."""
+    """Draw a configuration that lerobot 0.4 and 0.6 can build; of pi0, pi05 and pi0-FAST lerobot 0.6."""
     random = Random(seed)
-    values = {"act": _draw_act, "diffusion": _draw_diffusion, "smolvla": _draw_smolvla}[policy](random)
-    image_mode = "IDENTITY" if policy == "smolvla" else random.choice(_MODES[:2])
+    draw = {"act": _draw_act, "diffusion": _draw_diffusion, "smolvla": _draw_smolvla}
+    values = draw[policy](random) if policy in draw else _draw_pi(random, policy)
+    image_mode = random.choice(_MODES[:2]) if policy in ("act", "diffusion") else "IDENTITY"
     modes = {"VISUAL": image_mode, "STATE": random.choice(_MODES), "ACTION": random.choice(_MODES)}
     config = values.pop("config") | ({"normalization_mapping": modes} if random.random() < 0.7 else {})
     # Two samples, because batch norms cannot be trained on a single value of a channel.
-    return AdapterDrawing(policy=policy, cameras=random.randint(1, 3), samples=random.randint(2, 4), config=config, **values)
+    cameras, samples = random.randint(1, 3), random.randint(2, 4)
+    if policy not in ("act", "diffusion"):
+        config["empty_cameras"] = random.choice([0, 0, 1, 2])
+        values["missing"] = tuple(sorted(random.sample(range(cameras), random.randrange(cameras))))
+    return AdapterDrawing(policy=policy, cameras=cameras, samples=samples, config=config, **values)
 
 
 def _draw_act(random: Random) -> dict[str, Any]:
@@ -133,4 +139,46 @@ def _draw_smolvla(random: Random) -> dict[str, Any]:
         "patch_size": patch,
     }
     sizes = {"scale_factor": scale, "text_config": text, "vision_config": vision}
+    return {"pixels": pixels, "dims": dims, "real_dims": random.randint(1, dims), "sizes": sizes, "config": config}
+
+
+def _draw_pi(random: Random, policy: str) -> dict[str, Any]:
+    vision_heads, patch, chunk = random.randint(1, 3), random.choice([4, 7, 16]), random.choice([1, 2, 7, 33])
+    dims, prompt_tokens = random.choice([8, 32]), random.choice([1, 17, 48])
+    sizes = {
+        # 8 heads are written into lerobot's attention.
+        "backbone": {
+            "width": random.choice([8, 36, 72]),
+            "depth": random.randint(1, 3),
+            "mlp_dim": random.randint(4, 100),
+            "num_heads": 8,
+            "num_kv_heads": random.choice([1, 2, 8]),
+            "head_dim": random.choice([2, 8, 16]),
+        },
+        "expert": {"width": random.choice([4, 18, 32]), "mlp_dim": random.randint(4, 60)},
+        "vision": {
+            "hidden_size": vision_heads * random.choice([8, 16]),
+            "num_hidden_layers": random.randint(1, 2),
+            "num_attention_heads": vision_heads,
+            "intermediate_size": random.randint(5, 70),
+            "patch_size": patch,
+        },
+        "vocabulary": random.choice([700, 1024]),
+    }
+    config = {
+        "chunk_size": chunk,
+        "n_action_steps": random.randint(1, chunk),
+        "tokenizer_max_length": prompt_tokens,
+    }
+    if policy == "pi0_fast":
+        config |= {"max_action_tokens": random.choice([3, 40]), "fast_skip_tokens": random.choice([0, 100])}
+    else:
+        config |= {
+            "num_inference_steps": random.choice([1, 3, 10]),
+            "min_period": random.choice([4e-3, 1e-2]),
+            "max_period": random.choice([2.0, 4.0]),
+            "freeze_vision_encoder": random.random() < 0.3,
+            "train_expert_only": random.random() < 0.3,
+        }
+    pixels = patch * random.randint(1, 3) + random.randrange(patch)
     return {"pixels": pixels, "dims": dims, "real_dims": random.randint(1, dims), "sizes": sizes, "config": config}

@@ -72,8 +72,11 @@ def adapter_preset(policy: Policy, name: str) -> dict[str, Any]:
         "pixels": spec.image_size[0],
         "dims": spec.action_dim,
         "sizes": {"vision": vision} | {key: sizes[key] for key in ("backbone", "expert", "vocabulary")},
-        "config": {"chunk_size": spec.horizon, "n_action_steps": spec.horizon},
-        "batch": {"prompt_tokens": spec.prompt_tokens},
+        "config": {
+            "chunk_size": spec.horizon,
+            "n_action_steps": spec.horizon,
+            "tokenizer_max_length": spec.prompt_tokens,
+        },
     }
 
 
@@ -90,6 +93,13 @@ def test_losses_of_our_weights_are_ours(
 def test_the_loss_is_that_of_lerobots_own_forward(name: str, results: dict[str, Tensor]) -> None:
     """The batches have padded steps, and the same noise and time."""
     torch.testing.assert_close(results[f"{name}.adapter"], results[f"{name}.lerobot"], rtol=1e-6, atol=0)
+
+
+def test_tokens_of_actions_are_those_of_lerobots_processor_without_its_texts(results: dict[str, Tensor]) -> None:
+    """The first one is `<bos>`, so that lerobot predicts every token of the FAST tokenizer."""
+    ours, theirs = results["pi0_fast.tokens"]
+    assert torch.equal(ours, theirs)
+    assert len(set(ours[:, 0].tolist())) == 1
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])

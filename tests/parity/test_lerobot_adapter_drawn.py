@@ -1,4 +1,4 @@
-"""ACT, the diffusion policy and SmolVLA that the adapter builds in drawn configurations, against lerobot's own."""
+"""Policies that the adapter of lerobot builds in drawn configurations, against lerobot's own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 # The diffusion policy needs diffusers, which only the environment of lerobot 0.4 has.
-POLICIES = {V30_ENVIRONMENT: ["act", "diffusion"], ENVIRONMENT: ["act", "smolvla"]}
-SEEDS = {"act": (0, 1), "diffusion": (0, 5), "smolvla": (1, 3)}
+POLICIES = {V30_ENVIRONMENT: ["act", "diffusion"], ENVIRONMENT: ["act", "smolvla", "pi0", "pi05", "pi0_fast"]}
+SEEDS = {"act": (0, 1), "diffusion": (0, 5), "smolvla": (1, 3), "pi0": (4, 8), "pi05": (0, 6), "pi0_fast": (0, 3)}
 CASES = [
     pytest.param(
         (environment, f"{policy}, drawing {seed}"),
@@ -112,6 +112,8 @@ def test_losses_and_gradients_are_those_of_lerobot(comparison: Comparison, parit
 
 @drawn
 def test_actions_are_those_of_lerobot(comparison: Comparison, parity: ParityTable) -> None:
+    if comparison.policy == "lerobot:pi0_fast":
+        pytest.skip("it does not act here")
     ours, theirs = comparison.ours["actions"], comparison.theirs["actions"]
     parity.compare(comparison.policy, comparison.peer, f"actions, {comparison.drawing}", ours, theirs)
 
@@ -120,13 +122,24 @@ def test_actions_are_those_of_lerobot(comparison: Comparison, parity: ParityTabl
 def test_the_documented_hyperparameters_are_the_presets_of_lerobot(comparison: Comparison) -> None:
     name = comparison.policy.removeprefix("lerobot:")
     text = (ROOT / "docs" / "extending" / "policy.md").read_text()
-    documented = re.search(rf"^\| `{name}` \| `(\{{.*\}})`", text, re.MULTILINE)
+    documented = re.search(rf"^\|(?: `\w+`,)* `{name}`(?:, `\w+`)* \| (?:`(\{{.*\}})`|the defaults)", text, re.MULTILINE)
     assert documented is not None
-    optim = OptimSpec(**YAML(typ="safe").load(documented[1]))
+    optim = OptimSpec(**YAML(typ="safe").load(documented[1] or "{}"))
     preset = comparison.facts["preset"]
     if optim.schedule == "constant":
         del preset["final_lr"]
     assert {key: value for key, value in optim.to_dict().items() if key in preset} == preset
+
+
+NO_CHECKPOINTING = "its gradient_checkpointing has no effect, `checkpointing` of the matrix has"
+
+
+@requires_lerobot
+def test_a_setting_of_a_preset_that_is_the_default_of_lerobot_is_no_request(tmp_path: Path) -> None:
+    config = {"optimizer_betas": [0.9, 0.95], "dtype": "float32", "time_sampling_scale": 0.999, "compile_model": False}
+    drawing = draw_adapter("pi0", 4)
+    folder = run_drawings({"pi0": replace(drawing, config=drawing.config | config)}, tmp_path, ENVIRONMENT)
+    assert "refused" not in json.loads((folder / "results.json").read_text())["pi0"]
 
 
 @requires_lerobot
@@ -145,6 +158,12 @@ def test_what_the_adapter_cannot_give_to_a_policy_is_refused(tmp_path: Path) -> 
             {"add_image_special_tokens": True},
             "add_image_special_tokens needs a tokenizer from the model hub",
         ),
+        "smolvla of Aloha": ({"adapt_to_pi_aloha": True}, "this adapter does not know its adapt_to_pi_aloha"),
+        "pi0": ({"time_sampling_beta_alpha": 2.0}, "this adapter does not know its time_sampling_beta_alpha"),
+        "pi05": ({"use_relative_actions": True}, "this adapter does not know its use_relative_actions"),
+        "pi05 in bfloat16": ({"dtype": "bfloat16"}, "its dtype has no effect, `recipe` of the matrix has"),
+        "pi0_fast": ({"gradient_checkpointing": True}, NO_CHECKPOINTING),
+        "act with a rate": ({"optimizer_lr": 1e-4}, "its optimizer_lr has no effect, `optim` of the matrix has"),
     }
     drawings = {name: replace(draw_adapter(name.split()[0], 1), config=config) for name, (config, _) in cases.items()}
     folder = run_drawings(drawings, tmp_path, ENVIRONMENT)

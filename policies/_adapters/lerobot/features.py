@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,7 @@ from benchbox.registry.contracts import BatchSpec
 from ..._layers.families.flow import time_from_uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -28,6 +28,17 @@ IMAGE_MASKS, ACTION_DIM_MASK, NOISE, TIME = "image_masks", "action_dim_mask", "n
 # Red, green and blue, in lerobot the statistics of the images of every dataset, unless `use_imagenet_stats` is off
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _IMAGE_MODES = dict.fromkeys(("act", "diffusion"), ("IDENTITY", "MEAN_STD"))  # of the other policies only the first
+# Settings of lerobot's training by the first letters of their names, and what of a matrix they are here
+_OF_THE_MATRIX = {
+    "optimizer_": "optim",
+    "scheduler_": "optim",
+    "gradient_checkpointing": "checkpointing",
+    "compile_": "compile",
+    "dtype": "recipe",
+    "use_amp": "recipe",
+}
+# By the first letters too: what lerobot does before or beside the modules that are adapted
+_UNKNOWN = ("time_sampling_", "use_relative_actions", "adapt_to_pi_aloha", "load_vlm_weights", "use_peft")
 _MODES = {"IDENTITY": "identity", "MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
 
 
@@ -47,14 +58,17 @@ class Features:
         """Return the configuration of a policy, an instance of lerobot's class for it.
 
         Raises:
-            UnsupportedError: images, states or actions are to be normalised in a way that this adapter does not know.
+            UnsupportedError: images, states or actions are to be normalised in a way that this adapter does not know, or a
+                setting has no effect here.
         """
         types = import_lerobot("lerobot.configs.types")
         visual = types.PolicyFeature(type=types.FeatureType.VISUAL, shape=(3, self.pixels, self.pixels))
         state = types.PolicyFeature(type=types.FeatureType.STATE, shape=(self.dims,))
         action = types.PolicyFeature(type=types.FeatureType.ACTION, shape=(self.dims,))
         module = import_lerobot(f"lerobot.policies.{source}.configuration_{source}")
-        config = getattr(module, f"{name}Config")(
+        config_class = getattr(module, f"{name}Config")
+        _check_settings(config_class, source, settings)
+        config = config_class(
             input_features={STATE: state} | dict.fromkeys(self.camera_keys, visual),
             output_features={ACTION: action},
             device="cpu",
@@ -117,6 +131,20 @@ class Features:
         return actions
 
 
+def _check_settings(config_class: Any, source: str, settings: Mapping[str, Any]) -> None:
+    """Refuse what lerobot would do by a setting and this adapter does not; defaults are no request."""
+    defaults = {field.name: field.default for field in fields(config_class)}
+    for name, value in settings.items():
+        if (tuple(value) if isinstance(value, list) else value) == defaults.get(name):
+            continue
+        if name.startswith(_UNKNOWN):
+            raise UnsupportedError(f"lerobot:{source} cannot be built here: this adapter does not know its {name}")
+        if owner := next((owner for prefix, owner in _OF_THE_MATRIX.items() if name.startswith(prefix)), None):
+            raise UnsupportedError(
+                f"lerobot:{source} cannot be built here: its {name} has no effect, `{owner}` of the matrix has"
+            )
+
+
 def _check_modes(config: Any, source: str) -> None:
     image_modes = _IMAGE_MODES.get(source, ("IDENTITY",))
     modes_of_features = {"VISUAL": image_modes, "STATE": tuple(_MODES), "ACTION": tuple(_MODES)}
@@ -133,6 +161,11 @@ def _repeat_first(images: Tensor, within_episode: Tensor) -> Tensor:
     samples, steps = (torch.arange(size, device=images.device) for size in within_episode.shape)
     first = within_episode.int().argmax(dim=1, keepdim=True)
     return images[samples[:, None], torch.maximum(steps, first)]
+
+
+def masks_of_images(batch: dict[str, Any], masks: list[Tensor]) -> list[Tensor]:
+    """Return the masks (B,) of the batch for its cameras, and lerobot's `masks` for the empty ones that follow."""
+    return [*batch[IMAGE_MASKS], *masks[len(batch[IMAGE_MASKS]) :]]
 
 
 def mean_of_elements(elements: Tensor, mask: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ lerobot computes a layer of the backbone and its expert together, from their par
 Sharding and checkpointing are therefore at the multilayer perceptrons, which have nine tenths of their weights, and at the
 layers of the vision tower.
 
-pi0-FAST is trained on FAST tokens without the text "Action: " before them, and does not act: both take PaliGemma's tokenizer,
-which is on the model hub.
+pi0-FAST is trained on FAST tokens without the texts "Action: " before and "|" behind them, and does not act: both take
+PaliGemma's tokenizer, which is on the model hub.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import benchbox
 from benchbox.errors import UnsupportedError
 
 from .features import (
     ACTION,
     ACTION_DIM_MASK,
-    IMAGE_MASKS,
     NOISE,
     TIME,
     TOKEN_MASK,
     TOKENS,
     Features,
     import_lerobot,
+    masks_of_images,
     mean_of_elements,
     replaced,
 )
@@ -71,7 +73,10 @@ def build_pi(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     policy_class = getattr(modeling, f"{NAMES[source]}Policy")
     sizes = preset.get("sizes")
     vocabulary = sizes["vocabulary"] if sizes else _VOCABULARY
-    spec = features.spec(config, text_vocab=vocabulary, **preset["batch"])
+    tokens = {"prompt_tokens": config.tokenizer_max_length}
+    if source == "pi0_fast":
+        tokens["fast_tokens"] = config.max_action_tokens - 1  # before them stands the beginning of a sequence
+    spec = features.spec(config, text_vocab=vocabulary, **tokens, **preset.get("batch", {}))
     with _other_sizes(modeling, sizes, features.pixels):
         if source != "pi0_fast":
             policy = _flow_policy(policy_class)(config)
@@ -130,8 +135,8 @@ def _flow_policy(policy_class: Any) -> Any:
     class TrainedPi(policy_class):
         def _preprocess_images(self, batch: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
             """Return images and their masks, in training and in acting."""
-            images, _ = super()._preprocess_images(batch)
-            return images, batch[IMAGE_MASKS]
+            images, masks = super()._preprocess_images(batch)
+            return images, masks_of_images(batch, masks)
 
         def forward(self, batch: dict[str, Any]) -> Tensor:
             """Return the loss of every sample (B,)."""
@@ -151,9 +156,9 @@ def _token_policy(policy_class: Any) -> Any:
     class TrainedPiFast(policy_class):
         def forward(self, batch: dict[str, Any]) -> Tensor:
             """Return the mean loss of all FAST tokens, a scalar."""
-            images, _ = self._preprocess_images(batch)
+            images, masks = self._preprocess_images(batch)
             tokens = (batch[TOKENS], batch[TOKEN_MASK], batch[_ACTION_TOKENS], batch[_ACTION_TOKEN_MASK])
-            loss: Tensor = self.model.forward(images, batch[IMAGE_MASKS], *tokens)["loss"]
+            loss: Tensor = self.model.forward(images, masks_of_images(batch, masks), *tokens)["loss"]
             return loss
 
     TrainedPiFast.__name__ = policy_class.__name__
@@ -182,8 +187,14 @@ class _NoTokenizer:
 def _token_inputs(features: Features, batch: Batch, *, first_token: int) -> tuple[dict[str, Any]]:
     """Return a batch of lerobot's pi0-FAST.
 
+    lerobot predicts each token of the actions but the first one, which is the `<bos>` that a prompt begins with as well.
+
     Args:
         first_token: FAST token 0 among those of PaliGemma; token n is n below it.
     """
-    tokens = {_ACTION_TOKENS: first_token - batch["fast_tokens"], _ACTION_TOKEN_MASK: batch["fast_mask"]}
+    beginning, fast_mask = batch["prompt_tokens"][:, :1], batch["fast_mask"]
+    tokens = {
+        _ACTION_TOKENS: torch.cat([beginning, first_token - batch["fast_tokens"]], dim=1),
+        _ACTION_TOKEN_MASK: torch.cat([torch.ones_like(beginning, dtype=torch.bool), fast_mask], dim=1),
+    }
     return (features.language_inputs(batch) | tokens,)

@@ -25,13 +25,13 @@ from .features import (
     ACTION,
     ACTION_DIM_MASK,
     ACTION_IS_PAD,
-    IMAGE_MASKS,
     NOISE,
     TIME,
     TOKEN_MASK,
     TOKENS,
     Features,
     import_lerobot,
+    masks_of_images,
     mean_of_elements,
     replaced,
 )
@@ -100,8 +100,8 @@ def _flow_policy(policy_class: Any) -> Any:
     class TrainedSmolVla(policy_class):
         def prepare_images(self, batch: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
             """Return images and their masks, in training and in acting."""
-            images, _ = super().prepare_images(batch)
-            return images, batch[IMAGE_MASKS]
+            images, masks = super().prepare_images(batch)
+            return images, masks_of_images(batch, masks)
 
         def forward(self, batch: dict[str, Any]) -> Tensor:
             """Return the loss of every sample (B,)."""

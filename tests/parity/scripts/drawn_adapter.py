@@ -9,7 +9,7 @@ gradient through or not.
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -31,7 +31,8 @@ from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, build_policy
 from tests.support.policy_batches import make_batch
 
-NAMES = {"act": "ACT", "diffusion": "Diffusion", "smolvla": "SmolVLA"}
+NAMES = {"act": "ACT", "diffusion": "Diffusion", "smolvla": "SmolVLA", "pi0": "PI0", "pi05": "PI05", "pi0_fast": "PI0Fast"}
+PI = ("pi0", "pi05", "pi0_fast")
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images"
 TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
 
@@ -64,17 +65,22 @@ def compare(drawing):
     processed = normalise(lerobot_batch(own.config, batch, drawing))
     inputs = inputs_of(policy, batch)
     keys = [*cameras(drawing), STATE, ACTION]
+    facts = {"preset": preset_of(own.config)}
     ours = {f"inputs.{key}": inputs[key][..., : processed[key].shape[-1]] for key in keys}
     theirs = {f"inputs.{key}": processed[key].view_as(ours[f"inputs.{key}"]) for key in keys}
     ours["loss"], gradients = train(policy.module, lambda: policy(batch).total)
-    theirs["loss"], own_gradients = train(own, lambda: own_loss(own, inputs))
+    own_inputs = {key: value for key, value in inputs.items() if key not in missing_cameras(drawing)}
+    theirs["loss"], own_gradients = train(own, lambda: own_loss(own, own_inputs))
     own.load_state_dict(policy.module.state_dict())  # with the same running statistics of batch norms
     fields = {key: batch[key] for key in policy.batch_spec().fields(acting=True)}
+    facts |= {"weights": weights, "gradients": differing_gradients(gradients, own_gradients)}
+    if drawing["policy"] == "pi0_fast":  # it does not act here
+        return ours, theirs, facts
+    processed = {key: value for key, value in processed.items() if key not in missing_cameras(drawing)}
     acted = [act(policy, own, row(fields, index), row(processed, index)) for index in range(drawing["samples"])]
     ours["actions"], actions = (torch.cat(chunks) for chunks in zip(*acted, strict=True))
     theirs["actions"] = restore(actions)
     ours["actions"] = ours["actions"][:, : actions.shape[1], : actions.shape[2]]
-    facts = {"weights": weights, "gradients": differing_gradients(gradients, own_gradients), "preset": preset_of(own.config)}
     return ours, theirs, facts
 
 
@@ -108,6 +114,8 @@ def differing_gradients(ours, theirs):
 
 def own_loss(own, inputs):
     """Return the loss of lerobot's policy, in SmolVLA the mean over samples."""
+    if own.name in ("pi0", "pi05"):
+        own.model.sample_noise, own.model.sample_time = (lambda *_, name=name: inputs[name] for name in ("noise", "time"))
     if own.name != "smolvla":
         return own.forward(inputs)[0]
     return own.forward(inputs, noise=inputs["noise"], time=inputs["time"], reduction="none")[0].mean()
@@ -168,8 +176,9 @@ def settings_of(drawing):
 def build_ours(drawing):
     name, config = drawing["policy"], settings_of(drawing)
     preset = {"pixels": drawing["pixels"], "dims": drawing["dims"]}
-    if name == "smolvla":
-        preset["names"] = {name: {**preset, "sizes": drawing["sizes"], "config": config}}
+    if drawing["sizes"]:
+        batch = {"fast_vocab": 512} if name == "pi0_fast" else {}
+        preset["names"] = {name: {**preset, "sizes": drawing["sizes"], "config": config, "batch": batch}}
     else:
         preset["names"] = {name: config}
     torch.manual_seed(0)
@@ -188,6 +197,8 @@ def build_theirs(drawing):
         hub = adapter("smolvla")  # both sides read the sizes from the preset, in the place of the hub
         backbone = import_module("lerobot.policies.smolvla.smolvlm_with_expert")
         substitutes = hub.replaced(backbone, AutoConfig=hub._Sizes(drawing["sizes"]), AutoProcessor=hub._Processor)
+    elif name in PI:
+        settings = {"image_resolution": (pixels, pixels), "max_state_dim": dims, "max_action_dim": dims}
     else:
         settings = {"pretrained_backbone_weights": None}
     features = {STATE: PolicyFeature(FeatureType.STATE, (real_dims(drawing),))}
@@ -196,9 +207,21 @@ def build_theirs(drawing):
     config_class = getattr(import_module(f"lerobot.policies.{name}.configuration_{name}"), f"{NAMES[name]}Config")
     config = config_class(input_features=features, output_features=actions, device="cpu", **settings, **settings_of(drawing))
     modeling = import_module(f"lerobot.policies.{name}.modeling_{name}")
+    if name in PI:
+        substitutes = pi_substitutes(modeling, drawing)
     torch.manual_seed(0)
     with substitutes:
         return getattr(modeling, f"{NAMES[name]}Policy")(config)
+
+
+@contextmanager
+def pi_substitutes(modeling, drawing):
+    """Let lerobot build the sizes of a drawing, and pi0-FAST without tokenizers from the hub."""
+    pi = adapter("pi")
+    names = ("AutoProcessor", "AutoTokenizer") if drawing["policy"] == "pi0_fast" else ()
+    sizes = pi._other_sizes(modeling, drawing["sizes"], drawing["pixels"])
+    with sizes, pi.replaced(modeling, **dict.fromkeys(names, pi._NoTokenizer)):
+        yield
 
 
 def real_dims(drawing):
@@ -207,6 +230,10 @@ def real_dims(drawing):
 
 def cameras(drawing):
     return [f"{IMAGES}.camera{index}" for index in range(drawing["cameras"])]
+
+
+def missing_cameras(drawing):
+    return [f"{IMAGES}.camera{index}" for index in drawing["missing"]]
 
 
 def make_statistics(drawing):
@@ -229,7 +256,7 @@ def raw_batch(spec, drawing, statistics):
         batch[key][..., :dims] = low + torch.sigmoid(batch[key][..., :dims]) * (high - low)
         batch[key][..., dims:] = 0.0
     batch["action_dim_mask"] = (torch.arange(drawing["dims"]) < dims).expand(size, -1)
-    batch["image_mask"][:] = True
+    batch["image_mask"][:] = torch.tensor([index not in drawing["missing"] for index in range(drawing["cameras"])])
     steps = torch.arange(batch["history_mask"].shape[1])
     first = torch.arange(size) % len(steps)
     batch["history_mask"] = steps >= first[:, None]
