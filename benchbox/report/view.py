@@ -297,9 +297,10 @@ def _sampling(run: Run, summaries: Sequence[CellSummary]) -> str:
         launched = "No cell was launched. A launch is a fresh process group that would have run"
     return (
         f"{launched} {counted(warmup, 'warm-up step')}, reset its peaks, and measured {counted(steps, 'step')}. "
-        "The launch is the sample: a figure is the median over launches of what each found over its steps, "
-        "and a range goes from the lowest launch to the highest. "
-        "A ratio is the median over all pairs of launches of common rounds, and its interval has the ratios that an exact "
+        "The launch is the sample: a figure is the median over launches of what each found over its steps, of a peak the "
+        "highest, and a range goes from the lowest launch to the highest. "
+        "A ratio is the median over all pairs of launches of common rounds, or with ten rounds or more for one pair the median "
+        "of the mean ratios of all pairs of rounds, and its interval has the ratios that an exact "
         "permutation test of the launches, or one for unequal scatter (Welch), does not reject at "
         f"{100 * criteria.alpha:.2g}%. A pair is settled when the tests, corrected for the number of pairs by Holm's "
         f"procedure, reject equality and the ratio is at least {100 * criteria.relevant:.3g}% from 1, or if an "
