@@ -216,6 +216,8 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
             divergence = f": {summary.divergence}" if summary.divergence else ""
             return f"{_name(summary, axis)} is {summary.status}{divergence}"
     for summary in (subject, reference):
+        if summary.values["global_samples_per_s"] is None:
+            return f"{_name(summary, axis)} has no throughput"
         if (key := _differing_key(summary)) is not None:
             return f"launches of {_name(summary, axis)} differ in {key}"
     if _not_in_turns(subject, reference):

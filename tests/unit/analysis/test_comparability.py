@@ -52,6 +52,14 @@ def test_the_faster_cell_is_an_improvement():
     )
 
 
+def test_a_cell_whose_launches_ended_ok_without_a_throughput_has_no_ratio():
+    """Records that something else wrote may be such: `verify` reports them."""
+    unknown = [record | {"throughput": None} for record in launches(FSDP, *QUIET)]
+    for records in ([*unknown, *launches(ZERO, *QUIET)], [*launches(ZERO, *QUIET), *unknown]):
+        comparison = compare(*records, reference={"backend": "zero2" if records[0] in unknown else "fsdp1_full"})
+        assert (comparison.verdict, comparison.reason) == ("incomparable", "fsdp1_full has no throughput")
+
+
 def test_a_difference_that_chance_explains_is_inconclusive():
     """The ranges of two launches each do not overlap here, which chance alone brings about in one of three pairs."""
     comparison = compare(*launches(FSDP, 0.31, 0.32), *launches(ZERO, 0.2, 0.21))
