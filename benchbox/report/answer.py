@@ -118,7 +118,7 @@ def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], lim
     left = f"; {_need(answer.too_large)} more" if answer.too_large else ""
     left += f"; {_outcomes(answer.failed)}" if answer.failed else ""
     left += f"; what {_need(answer.unknown_memory)} is unknown" if answer.unknown_memory else ""
-    left += f"; the precision of {answer.slower_wrong} slower is wrong" if answer.slower_wrong else ""
+    left += f"; the precision of {counted(answer.slower_wrong, 'slower one')} is wrong" if answer.slower_wrong else ""
     name = label(fastest.cell, axes)
     return f"{among}: {name}, {quantity(speed.value, 'samples/s')}{memory}{left}."
 

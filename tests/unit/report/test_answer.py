@@ -292,7 +292,7 @@ def test_the_only_candidate_is_not_called_the_only_set_up_beside_others_that_end
             return record | {"status": "crash", "error": OOM, "throughput": None}
         return record
 
-    slower, larger, crashed = "; the precision of 1 slower is wrong.", "; 1 needs more", "; 1 crashed"
+    slower, larger, crashed = "; the precision of 1 slower one is wrong.", "; 1 needs more", "; 1 crashed"
     for others, beginning, end in (
         ([ZERO2], "The only set-up that has no error of precision: backend=ddp, ", slower),
         ([ZERO2, ZERO1], "The only set-up that ended ok and has no error of precision: ", crashed + slower),
