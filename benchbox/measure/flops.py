@@ -31,17 +31,15 @@ DEVICE_PEAKS = {
 }
 
 
-# torch has no formula for fused attention on CPUs.
-_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
-_BACKWARD = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "_scaled_dot_product_flash_attention_backward",
-        "_scaled_dot_product_efficient_attention_backward",
-        "_scaled_dot_product_cudnn_attention_backward",
-    )
+# Fused attention. torch has no formula for that on CPUs, and torch 2.10 refuses query heads that share a key head.
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
 )
+_FORWARD = frozenset(getattr(torch.ops.aten, name) for name in _ATTENTION)
+_BACKWARD = frozenset(getattr(torch.ops.aten, f"{name}_backward") for name in _ATTENTION)
 
 
 class FlopCounter:
@@ -59,16 +57,16 @@ class FlopCounter:
     def is_relevant(operation: Any) -> bool:
         """Return whether there is a formula for an operation."""
         packet = getattr(operation, "overloadpacket", operation)
-        return packet in _BACKWARD or packet is _FORWARD or packet in flop_registry
+        return packet in _BACKWARD | _FORWARD or packet in flop_registry
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         packet = getattr(operation, "overloadpacket", operation)
         if packet in _BACKWARD:
-            shapes = [tensor.shape for tensor in args[:4]]  # gradient of the output, query, key, value
-            flops = int(sdpa_backward_flop_count(*shapes))
-            self.recomputed += flops - 2 * int(sdpa_flop_count(*shapes[1:]))
-        elif packet is _FORWARD:
-            flops = int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
+            shapes = _ungrouped(*(tensor.shape for tensor in args[1:4]))
+            flops = int(sdpa_backward_flop_count(args[0].shape, *shapes))  # the gradient of the output is first
+            self.recomputed += flops - 2 * int(sdpa_flop_count(*shapes))
+        elif packet in _FORWARD:
+            flops = int(sdpa_flop_count(*_ungrouped(*(tensor.shape for tensor in args[:3]))))
         elif packet in flop_registry:
             flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         else:
@@ -76,6 +74,11 @@ class FlopCounter:
         self.total += flops
         if is_recomputing():
             self.recomputed += flops
+
+
+def _ungrouped(query: torch.Size, key: torch.Size, value: torch.Size) -> list[torch.Size]:
+    """Return the shapes (B, H, N, D) of attention in which each query head has a key head of its own: it is the same work."""
+    return [query, *(torch.Size((shape[0], query[1], *shape[2:])) for shape in (key, value))]
 
 
 def utilisation(

@@ -60,7 +60,7 @@ def test_a_wrong_matrix_raises_what_the_command_says(tmp_path: Path) -> None:
         ({"overrides": {"size": "tiny,batch=3"}}, r"unknown size 'tiny,batch=3'"),
         ({"overrides": {"policy": "it's, mine"}}, r"unknown policy \"it's, mine\""),
         ({"only": "batch=9"}, "no cell has batch 9"),
-        ({"options": "--bogus"}, "No such option: --bogus"),
+        ({"options": "--bogus"}, "No such option:? '?--bogus"),
         ({"launches": 0}, "^launches=0: give 1 or more$"),
         ({"launches": "auto", "only": "batch=9"}, "no cell has batch 9"),
         ({"launches": "many"}, "^--launches many: is no number of launches"),

@@ -28,6 +28,30 @@ def test_the_version_is_printed():
     assert (done.returncode, done.stdout) == (0, f"benchbox {__version__}\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("noise",), "Missing argument 'MATRIX'."),
+        (("run", "a.yaml", "--bogus"), "No such option"),
+        (("bogus",), "No such command"),
+    ],
+)
+def test_a_mistake_of_usage_is_named_below_the_usage(arguments, error):
+    done = run_in_process(*arguments)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    usage, error_line = done.stderr.splitlines()[0], done.stderr.splitlines()[-1]
+    assert usage.startswith("Usage: benchbox")
+    assert error_line.startswith("Error: ")
+    assert error in error_line
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("plan",)])
+def test_help_is_printed(command):
+    done = run_in_process(*command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: benchbox")
+
+
 def test_every_line_of_an_error_is_one_of_stderr_and_one_without_text_has_its_name(monkeypatch):
     done = run_raising(CellFailedError("one\ntwo"), monkeypatch)
     assert (done.returncode, done.stdout) == (EXIT_CELL_FAILED, "printed before\n")

@@ -38,6 +38,13 @@ def test_attention_is_the_same_work_by_whatever_kernel():
     assert (fused.total, fused.recomputed) == (7 * product, product)
 
 
+def test_query_heads_that_share_a_key_head_are_as_much_work_as_those_with_one_of_their_own():
+    q, grouped = torch.randn(2, 4, 8, 16, requires_grad=True), torch.randn(2, 2, 8, 16)
+    own = count_flops(lambda: F.scaled_dot_product_attention(q, q, q))
+    shared = count_flops(lambda: F.scaled_dot_product_attention(q, grouped, grouped, enable_gqa=True))
+    assert (shared.total, shared.recomputed) == (own.total, own.recomputed)
+
+
 def test_recomputed_work_is_separated_from_that_of_the_model():
     """A block of two layers: the part before the last saved tensor runs again, and is not work of the model."""
     inner, outer = nn.Linear(16, 16), nn.Linear(16, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -25,6 +26,9 @@ def written_calls(folder: Path) -> Sequence[CollectiveCall]:
     return written["calls"]
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.10."), reason="torch 2.10 records none of gloo without a variable that ranks have"
+)
 def test_they_are_the_last_ones_of_many_the_oldest_first(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
