@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchbox.launch.job import Job
+from benchbox.launch.job import Job, RankGroup
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes
 from benchbox.spec.cell import Cell, MeasureSpec
 
@@ -38,7 +38,7 @@ class DirectLauncher:
         return DirectGroup(subprocess.Popen([sys.executable, HERE / "stand_in_worker.py", job.file], env=environment), job_id)
 
 
-class DirectGroup:
+class DirectGroup(RankGroup):
     def __init__(self, process: subprocess.Popen, job_id: str) -> None:
         self.process = process
         self.job_id = job_id
