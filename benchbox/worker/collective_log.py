@@ -1,8 +1,8 @@
 """Collectives that this rank called last, from torch's flight recorder, and the Python stack of its main thread.
 
 torch records every collective of NCCL and gloo in a ring buffer, in C++, so that reading it costs timed steps nothing. Torch
-2.10 does so for gloo by a variable alone (`benchbox.launch.process.environment`). It is read from a thread, because the main
-thread may wait in a collective that never ends.
+2.10 does so for gloo only where TORCH_FR_BUFFER_SIZE is set, as in measured launches (`benchbox.measure.collective_times`). It
+is read from a thread, because the main thread may wait in a collective that never ends.
 """
 
 from __future__ import annotations

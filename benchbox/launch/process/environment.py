@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 # Both names are read by torch's caching allocator, the newer one first.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# Both are read by torch's recorder of collectives.
-_RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 _CONTROL_FILE = Path("/dev/nvidiactl")
 # GPUs of WSL2 and of AMD, which some builds of torch call CUDA devices and others do not use
@@ -41,13 +39,11 @@ def rank_environment(user: Mapping[str, str], added: Mapping[str, str]) -> dict[
 
 
 def host_variables(user: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which ranks find and cache compiled extensions, and keep their last collectives for a hang.
+    """Return the variables by which ranks find and cache compiled extensions.
 
-    They hold paths of this machine, or are what newer versions of torch do without them, so they are not recorded.
+    They hold paths of this machine, so they are not recorded.
     """
     variables = {"PATH": tool_path(user)}
-    if not any(name in user for name in _RECORDER_VARIABLES):
-        variables[_RECORDER_VARIABLES[0]] = "2000"  # collectives: torch's default, but of 2.10, which keeps none of gloo
     if "TORCH_EXTENSIONS_DIR" not in user:
         # torch's default cache is shared by all environments, and a build for one replaces that for the others: DeepSpeed's
         # extension would be compiled again at every change between two virtual environments.

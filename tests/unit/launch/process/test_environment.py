@@ -68,12 +68,6 @@ def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_
     assert "TORCH_EXTENSIONS_DIR" not in host_variables({"TORCH_EXTENSIONS_DIR": "/mine"})
 
 
-def test_collectives_are_recorded_also_by_a_torch_that_does_not_by_itself_unless_the_user_says_how_many() -> None:
-    assert host_variables({})["TORCH_FR_BUFFER_SIZE"] == "2000"
-    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
-        assert "TORCH_FR_BUFFER_SIZE" not in host_variables({name: "0"})
-
-
 def test_tools_of_this_interpreter_come_before_those_of_another_environment() -> None:
     folder = os.path.dirname(sys.executable)  # noqa: PTH120
     assert host_variables({"PATH": "/another/bin"})["PATH"] == f"{folder}{os.pathsep}/another/bin"
@@ -128,4 +122,4 @@ def test_variables_of_accelerate_launch_are_not_those_of_ranks():
     """accelerate would take from them what a backend does not pass."""
     user = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "FSDP_VERSION": "1", "PARALLELISM_CONFIG_TP_SIZE": "2", "LANG": "C"}
     variables = rank_environment(user, {"OMP_NUM_THREADS": "2"})
-    assert variables.keys() == {"LANG", "OMP_NUM_THREADS", "PATH", "TORCH_EXTENSIONS_DIR", "TORCH_FR_BUFFER_SIZE"}
+    assert variables.keys() == {"LANG", "OMP_NUM_THREADS", "PATH", "TORCH_EXTENSIONS_DIR"}
