@@ -57,7 +57,7 @@ class FlopCounter:
     def is_relevant(operation: Any) -> bool:
         """Return whether there is a formula for an operation."""
         packet = getattr(operation, "overloadpacket", operation)
-        return packet in _BACKWARD | _FORWARD or packet in flop_registry
+        return packet in _BACKWARD or packet in _FORWARD or packet in flop_registry
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         packet = getattr(operation, "overloadpacket", operation)
@@ -76,9 +76,9 @@ class FlopCounter:
             self.recomputed += flops
 
 
-def _ungrouped(query: torch.Size, key: torch.Size, value: torch.Size) -> list[torch.Size]:
+def _ungrouped(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> list[Sequence[int]]:
     """Return the shapes (B, H, N, D) of attention in which each query head has a key head of its own: it is the same work."""
-    return [query, *(torch.Size((shape[0], query[1], *shape[2:])) for shape in (key, value))]
+    return [query, *((shape[0], query[1], *shape[2:]) for shape in (key, value))]
 
 
 def utilisation(

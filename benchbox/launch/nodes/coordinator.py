@@ -75,13 +75,13 @@ class _CoordinatedGroup(RankGroup):
         code = self._local.poll(timeout_s)
         codes: list[int | None] = [follower.read().get("exit_codes", {}).get(str(self._number)) for follower in self._followers]
         if code == 0 and None in codes:
-            if self._lost():
+            if self._notice_lost_node():
                 return 1
             time.sleep(timeout_s)  # as the poll of the ranks here no longer does
             return None
         if code is not None:
             return next((number for number in (code, *codes) if number), 0)
-        if self._lost():
+        if self._notice_lost_node():
             return 1
         if self._failing_since is None and any(codes):
             self._failing_since = time.monotonic()
@@ -111,7 +111,7 @@ class _CoordinatedGroup(RankGroup):
     def _is_running(self, follower: NodeWatch) -> bool:
         return follower.read().get("ended", 0) < self._number and not follower.lost
 
-    def _lost(self) -> bool:
+    def _notice_lost_node(self) -> bool:
         self._lost_node = next((_absence(follower) for follower in self._followers if follower.lost), None)
         return self._lost_node is not None
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, replace
-from itertools import combinations_with_replacement
-from statistics import median
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +13,7 @@ from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
-from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records, write_example
+from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
 from tests.support.figure_svg import drawn_bars, texts_of
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
@@ -335,52 +332,6 @@ def test_findings_are_listed_once_with_their_cells():
     assert column(report, "findings") == ["BXP101 error", "BXP101 error"]
 
 
-def test_the_method_section_says_how_often_and_in_which_order_cells_were_launched():
-    cells = (FSDP, ZERO)
-    measure = asdict(MEASURE) | {"launches": 5}
-    ran = {cell: steady_records(cell, step_s=0.2, launches=5) for cell in cells}
-
-    def sampling(*records):
-        return build_report(example_run(list(cells), measure=measure), records).sampling
-
-    all_five = sampling(*ran[FSDP], *ran[ZERO])
-    assert all_five.startswith("Every cell was launched 5 times, each a fresh process group, cells interleaved. ")
-    first = sampling(ran[FSDP][0], ran[ZERO][0])
-    assert first.startswith("Every cell was launched 1 time, of 5 planned, each a fresh process group. ")
-    part = sampling(*ran[FSDP], *ran[ZERO][:2])
-    assert part.startswith("Every cell was launched 2 to 5 times, of 5 planned, each a fresh process group, cells inter")
-    later = [record | {"started_at": record["started_at"].replace("2026-01-01", "2026-01-02")} for record in ran[ZERO]]
-    assert sampling(*ran[FSDP], *later).startswith("Every cell was launched 5 times, each a fresh process group. ")
-
-
-def test_the_method_section_says_of_what_a_ratio_is_the_median_of_few_rounds_and_of_ten():
-    """The machine changes from one round to the next by more than the cells differ."""
-    machine, factors = (1.0, 1.0, 1.1, 1.5, 2.2, 0.7, 3.0, 3.1, 0.2, 1.4), (1.1, 1.3, 1.2, 1.4, 1.1, 1.1, 1.5, 1.1, 1.2, 1.6)
-
-    def report_of_rounds(rounds):
-        steps = {
-            ZERO: machine[:rounds],
-            FSDP: [step_s / factor for step_s, factor in zip(machine, factors, strict=True)][:rounds],
-        }
-        records = [
-            example_record(cell, launch, step_s=step_s) | {"started_at": f"2026-01-01T00:{launch:02}:00+00:00"}
-            for cell, values in steps.items()
-            for launch, step_s in enumerate(values, start=1)
-        ]
-        return build_report(example_run([FSDP, ZERO], measure=asdict(MEASURE) | {"launches": rounds}), records)
-
-    speeds = [factor / step_s for step_s, factor in zip(machine[:9], factors[:9], strict=True)]
-    of_launches = median(reference * speed for reference in machine[:9] for speed in speeds)
-    pairs = combinations_with_replacement(factors, 2)
-    of_rounds = median(math.sqrt(first * second) for first, second in pairs)
-    few, many = report_of_rounds(9), report_of_rounds(10)
-    assert few.headline.cards[0].ratio == f"{of_launches:.2f}x"
-    assert many.headline.cards[0].ratio == f"{of_rounds:.2f}x"
-    expected = "with ten rounds or more for one pair the median of the mean ratios of all pairs of rounds"
-    assert expected in many.sampling
-    assert "of a peak the highest" in many.sampling
-
-
 def test_the_method_section_is_the_metrics_declarations(example):
     assert [(entry.name, entry.formula) for entry in example.method] == [(m.name, m.formula) for m in metrics().values()]
     assert "launched 1 to 2 times, of 2 planned" in example.sampling  # a cell that ran out of memory once
@@ -451,15 +402,6 @@ def test_a_cell_that_is_not_compared_is_named_by_the_axis_where_its_value_alone_
     assert report_of(launches(other), crash, reference={"checkpointing": False}).headline.refused == (
         "checkpointing=yes: checkpointing=yes is crash",
     )
-
-
-def test_a_run_without_launches_says_that_none_was_made():
-    planned = build_report(example_run([CELL, ZERO]), [])
-    skipped = build_report(example_run([]), [])
-    for report in (planned, skipped):
-        assert report.sampling.startswith(
-            "No cell was launched. A launch is a fresh process group that would have run 1 warm-up"
-        )
 
 
 def test_one_cell_is_counted_as_one():
